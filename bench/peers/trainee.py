@@ -60,23 +60,19 @@ class Steps:
 
 
 class Replicated:
-    """Model with DDP: each rank has the whole state."""
+    """Model with DDP: each rank has the whole state; `is_same` once all have loaded the same."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, is_same: bool) -> None:
+        self._model, self._optimizer, self._is_same = model, optimizer, is_same
 
     def state(self) -> dict[str, Any]:
         return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def load(self, state: dict[str, Any], *, is_whole: bool) -> None:
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
 
     def whole(self) -> dict[str, Any]:
         return self.state()
 
     def parallel(self) -> nn.Module:
-        return DistributedDataParallel(self._model)
+        return DistributedDataParallel(self._model, init_sync=not self._is_same)
 
 
 class Sharded:
@@ -189,19 +185,25 @@ def paced(seconds: float) -> Iterator[None]:
     time.sleep(max(0.0, end - time.monotonic()))
 
 
+def restored(snapshots: train.Snapshots, into: Any = None) -> dict[str, Any] | None:
+    """Return the state of the newest snapshot with its step; None without a snapshot."""
+    if (found := snapshots.restore(into=into)) is None:
+        return None
+    return {**found.state, "step": found.step}
+
+
 def train_data_parallel(
     options: argparse.Namespace, steps: Steps, runs: Callable[[], bool]
 ) -> None:
-    """Train with DDP or FSDP2, and with snapshots or checkpoints in storage."""
+    """Train with DDP or FSDP2, and with snapshots or checkpoints in storage.
+
+    The state is read before the creation of the model, with whose shards FSDP2 restores a snapshot.
+    """
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
-    model, is_sharded = network(options.model), options.model == FSDP2
-    if is_sharded:
-        shard(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    held = Sharded(model, optimizer) if is_sharded else Replicated(model, optimizer)
     sampler = ElasticSampler(SAMPLES, batch_per_rank=BATCH)
     pixels, labels = samples()
+    is_sharded = options.model == FSDP2
     snapshots = storage = None
     step, found = 0, None
 
@@ -209,15 +211,32 @@ def train_data_parallel(
         return {**(found or held.state()), "data": sampler.state_dict(), "step": step}
 
     if options.saves == "snapshots":
-        snapshots = train.Snapshots(optimizers=optimizer, sharded=is_sharded)
-        if (restored := snapshots.restore(into=state if is_sharded else None)) is not None:
-            found = {**restored.state, "step": restored.step}
+        snapshots = train.Snapshots(optimizers=lambda: optimizer, sharded=is_sharded)
+        found = None if is_sharded else restored(snapshots)
     else:
         storage = Storage(options.folder / "checkpoint.pt", options.store_seconds)
         found = storage.load()
+    with train.skip_initialization(found is not None):
+        model = network(options.model)
+    held: Sharded | Replicated
+    optimizer: torch.optim.Optimizer
+    if is_sharded:
+        shard(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        held = Sharded(model, optimizer)
+        if snapshots is not None:
+            found = restored(snapshots, state)
+        if found is not None:
+            held.load(found, is_whole=snapshots is None)
+    else:
+        if found is not None:
+            model.load_state_dict(found["model"], assign=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        if found is not None:
+            optimizer.load_state_dict(found["optimizer"])
+        held = Replicated(model, optimizer, is_same=found is not None)
     if found is not None:
         step = found["step"]
-        held.load(found, is_whole=snapshots is None)
         sampler.load_state_dict(found["data"])
     parallel = held.parallel()
     while True:

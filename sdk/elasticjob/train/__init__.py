@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib
 import math
 import mmap
 import os
@@ -30,6 +31,7 @@ from elasticjob import layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from elasticjob.train.initialization import skip_initialization
     from elasticjob.train.snapshots import Restored, SnapshotError, Snapshots
 
 __all__ = [
@@ -41,20 +43,25 @@ __all__ = [
     "on_leave",
     "progress",
     "should_checkpoint",
+    "skip_initialization",
 ]
 
-_SNAPSHOTS = ("Restored", "SnapshotError", "Snapshots")
+_MODULES = {
+    "Restored": "snapshots",
+    "SnapshotError": "snapshots",
+    "Snapshots": "snapshots",
+    "skip_initialization": "initialization",
+}
+"""Modules of this package with the names that need torch or are seldom used."""
 _HOLD_SECONDS = 0.002
 _MODE = 0o644
 
 
 def __getattr__(name: str) -> object:
-    """Import the snapshots when they are first named."""
-    if name not in _SNAPSHOTS:
+    """Import the modules for training with torch when they are first named."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from elasticjob.train import snapshots
-
-    return getattr(snapshots, name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def progress(step: int, **metrics: float) -> None:

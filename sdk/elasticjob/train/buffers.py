@@ -30,6 +30,7 @@ from elasticjob.train.part_files import (
     no_report,
     opened,
     overwrite,
+    write_ahead,
 )
 from elasticjob.train.replicas import replica_to_overwrite
 
@@ -78,6 +79,7 @@ class MemoryBuffers:
         self._local_ranks = local_ranks
         self._last: dict[str, Part] = {}
         self._held: dict[str, list[Part | None]] = {}
+        self._ahead: tuple[Part, int, int] | None = None  # buffer, and number of bytes there
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts on this node."""
@@ -94,8 +96,32 @@ class MemoryBuffers:
         index = buffer_to_overwrite(holds, self._last.get(name))
         self._check_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
-        overwrite(self._path(name, index), part, body)
+        is_ahead = self._ahead == (part, index, body.size)
+        self._ahead = None
+        overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
+
+    def write_ahead(self, part: Part, size: int, offset: int, view: memoryview) -> None:
+        """Write a slice of a part that is still received to an empty buffer of this rank.
+
+        Only `commit` makes it a snapshot. Without an empty buffer or room it has no effect, and
+        `commit` writes the whole part.
+        """
+        name = self._name(part)
+        holds = self._buffers(name)
+        if not offset and None in holds and (part.rank != SHARED or self._local_rank == 0):
+            self._ahead = part, holds.index(None), 0
+        if self._ahead is None or self._ahead[::2] != (part, offset):
+            return
+        index = self._ahead[1]
+        try:
+            if not offset:
+                self._check_room(name, index, RECORD_BYTES + size)
+            write_ahead(self._path(name, index), size, offset, view)
+        except OSError:
+            self._ahead = None
+        else:
+            self._ahead = part, index, offset + view.nbytes
 
     def _check_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import Offer, Part, Plan, Version
-from elasticjob.train.part_files import Body, allocated
+from elasticjob.train.agreement import STORAGE, Offer, Part, Plan, Version
+from elasticjob.train.part_files import Body, CorruptSnapshot, allocated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK_BYTES = 1 << 30
+_SLICE_BYTES = 1 << 24
+_UNKNOWN = -1
+"""Number of an unknown checksum."""
 
 
 class Gang:
@@ -68,6 +71,41 @@ class Gang:
 
         return _transferred(body if self.rank == source else None, send)
 
+    def stream(
+        self,
+        reading: Iterator[tuple[Body, int]] | None,
+        source: int,
+        received: Callable[[int, int, memoryview], None] | None = None,
+    ) -> Body | None:
+        """Return the body that rank `source` reads, and sends slice by slice while it reads.
+
+        `received` is called with the size of the body, and each slice with its offset.
+
+        It is verified if `source` raises nothing, which the ranks exchange afterwards. None on the
+        other ranks if `source` could not begin. Raises CorruptSnapshot on `source` alone, after the
+        other ranks have received as many bytes as without an error.
+        """
+        import torch
+        import torch.distributed as dist
+
+        read = _Read(reading)
+        sizes = torch.tensor(read.sizes())
+        dist.broadcast(sizes, source, group=self._group)
+        head, size, checksum = map(int, sizes)
+        if read.body is None and reading is None and checksum != _UNKNOWN:
+            read.body = Body(head, [allocated(size)], checksum)
+        if read.body is not None:
+            view = read.body.views[0]
+            for first in range(0, size, _SLICE_BYTES):
+                part = view[first : first + _SLICE_BYTES]
+                read.advance(first + part.nbytes)
+                tensor = torch.frombuffer(part, dtype=torch.uint8)
+                dist.broadcast(tensor, source, group=self._group)
+                if received is not None:
+                    received(size, first, part)
+        read.finish()
+        return read.body
+
     def move(self, body: Body | None, source: int, target: int) -> Body | None:
         """Send the body of rank `source` to rank `target`; return it there, else None."""
         import torch.distributed as dist
@@ -79,26 +117,74 @@ class Gang:
         return _transferred(None, lambda tensor: dist.recv(tensor, source, group=self._group))
 
 
+class _Read:
+    """Read of a part whose first error waits for the end; without effect for None."""
+
+    def __init__(self, reading: Iterator[tuple[Body, int]] | None) -> None:
+        self._reading = reading
+        self._done = 0
+        self._error: CorruptSnapshot | None = None
+        self.body: Body | None = None
+        self._step()
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of description and body, and the checksum; unknown without a body."""
+        if self.body is None or self.body.checksum is None:
+            return [0, 0, _UNKNOWN]
+        return [self.body.head_bytes, self.body.size, self.body.checksum]
+
+    def advance(self, end: int) -> None:
+        """Read up to this number of bytes."""
+        while self._reading is not None and self._done < end:
+            self._step()
+
+    def finish(self) -> None:
+        """Verify the checksum. Raises CorruptSnapshot for that, or an earlier error."""
+        while self._reading is not None:
+            self._step()
+        if self._error is not None:
+            raise self._error
+
+    def _step(self) -> None:
+        if self._reading is None:
+            return
+        try:
+            self.body, self._done = next(self._reading)
+        except StopIteration:
+            self._reading = None
+        except CorruptSnapshot as error:
+            self._reading, self._error = None, error
+
+
+def streams(plan: Plan, ranks: int) -> bool:
+    """Return True if a rank sends the shared part to all others while it reads it.
+
+    Not from storage, which may not answer: then the part is exchanged after the read.
+    """
+    return plan.shared.place != STORAGE and len(plan.shared.readers) < ranks
+
+
 def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) -> Body:
     """Send a body, or receive one into new memory with None. Its content is not copied."""
     import torch
 
-    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes = torch.zeros(3, dtype=torch.int64)
     if body is not None:
-        sizes[0], sizes[1] = body.head_bytes, body.size
+        checksum = _UNKNOWN if body.checksum is None else body.checksum
+        sizes = torch.tensor([body.head_bytes, body.size, checksum])
     transfer(sizes)
-    head, size = map(int, sizes)
+    head, size, checksum = map(int, sizes)
     view = allocated(size) if body is None else body.contiguous()
     for first in range(0, size, _CHUNK_BYTES):
         transfer(torch.frombuffer(view[first : first + _CHUNK_BYTES], dtype=torch.uint8))
-    return Body(head, [view])
+    return Body(head, [view], None if checksum == _UNKNOWN else checksum)
 
 
 def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, Body | None]:
     """Return the shared part and this rank's own; ranks without them receive them."""
     readers = plan.shared.readers
     shared = bodies.get(plan.shared.part)
-    if len(readers) < gang.size:
+    if len(readers) < gang.size and not streams(plan, gang.size):
         shared = gang.broadcast(shared, readers[0])
     assert shared is not None
     if not plan.own:

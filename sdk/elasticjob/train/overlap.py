@@ -29,10 +29,15 @@ _SMALL_BYTES = 1 << 16
 
 
 class Overlap:
-    """Background copies of state that only the steps of the optimizers change."""
+    """Background copies of state that only the steps of the optimizers change.
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._optimizers = list(optimizers)
+    Args:
+        optimizers: all of them, or a function that returns one or all, called at the first copy.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer] | Callable[[], Any]) -> None:
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._later = optimizers if callable(optimizers) else None
         self._executor = _executor()
         self._pid = os.getpid()
         self._copy: Future[None] | None = None
@@ -43,6 +48,12 @@ class Overlap:
         self._sources: frozenset[int] = frozenset()
         self._is_live = False
         self._waited_seconds = self._copied_seconds = 0.0
+        if not callable(optimizers):
+            self._watch(optimizers)
+
+    def _watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Let the steps of these optimizers wait for the copies."""
+        self._optimizers = list(optimizers)
         for optimizer in self._optimizers:
             # The optimizer may outlive this object, with others for the next ones.
             hook = functools.partial(_before_step, weakref.ref(self))
@@ -51,6 +62,9 @@ class Overlap:
     def begin(self) -> None:
         """Wait for the last copy; then `stage` collects the tensors of the next one."""
         self.wait()
+        if self._later is not None:
+            self._watch(as_list(self._later()))
+            self._later = None
         self._events, self._is_live = [], False
         self._pinned, self._used = self._used, {}
         self._sources = frozenset(
@@ -138,6 +152,11 @@ class Overlap:
         if not is_source:  # the next forward may change it
             current.wait_event(event)
         return made
+
+
+def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers: one alone, or those of an iterable."""
+    return [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
 
 
 def _executor() -> ThreadPoolExecutor:

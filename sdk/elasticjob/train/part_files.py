@@ -39,10 +39,15 @@ class CorruptSnapshot(Exception):
 
 
 class Body(NamedTuple):
-    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views."""
+    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views.
+
+    `checksum` is that of the record with which the content was read and verified; otherwise None.
+    A copy with it as its own is damaged, not valid, if the content has changed in between.
+    """
 
     head_bytes: int
     views: Sequence[memoryview]
+    checksum: int | None = None
 
     @property
     def size(self) -> int:
@@ -80,6 +85,8 @@ def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
 
 def pack_record(part: Part, body: Body) -> bytes:
     """Encode the record of a part."""
+    if body.checksum is not None:
+        return _record_of(part, body, body.checksum)
     checksum = 0
     for view in body.views:
         checksum = zlib.crc32(view, checksum)
@@ -128,6 +135,18 @@ def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
 
     `moved` is called after each slice is read and added to the checksum.
     """
+    steps = reading(path, part)
+    body, _ = next(steps)
+    for _ in steps:
+        moved()
+    return body
+
+
+def reading(path: Path, part: Part) -> Iterator[tuple[Body, int]]:
+    """Yield the body of a committed part, and how many of its bytes are read so far.
+
+    It is verified once the iteration has ended. Raises CorruptSnapshot as `read` does.
+    """
     try:
         with opened(path, os.O_RDONLY) as fd:
             found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
@@ -137,6 +156,8 @@ def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
             if os.fstat(fd).st_size != RECORD_BYTES + size:
                 raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
             view = allocated(size)
+            body = Body(head, [view], checksum)
+            yield body, 0
             done = found_checksum = 0
             while done < size:
                 count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
@@ -144,23 +165,27 @@ def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
                     raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
                 found_checksum = zlib.crc32(view[done : done + count], found_checksum)
                 done += count
-                moved()
+                yield body, done
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
     if found_checksum != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
-    return Body(head, [view])
 
 
-def overwrite(path: Path, part: Part, body: Body) -> None:
+def overwrite(path: Path, part: Part, body: Body, *, is_ahead: bool = False) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
+
+    `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
+    detects any difference at the next read.
 
     The size is allocated before the content is written: the error for a full file system names
     the cause, whereas a store into mapped memory would end the process.
     """
     with opened(path, os.O_RDWR | os.O_CREAT) as fd:
-        if os.fstat(fd).st_size >= RECORD_BYTES:
-            os.pwrite(fd, bytes(RECORD_BYTES), 0)
+        if is_ahead and body.checksum is not None:
+            os.pwrite(fd, pack_record(part, body), 0)
+            return
+        _erase(fd)
         try:
             _fill(fd, part, body)
         except OSError:
@@ -168,11 +193,35 @@ def overwrite(path: Path, part: Part, body: Body) -> None:
             raise
 
 
-def _fill(fd: int, part: Part, body: Body) -> None:
-    total = RECORD_BYTES + body.size
+def write_ahead(path: Path, size: int, offset: int, view: memoryview) -> None:
+    """Write a slice of a body of `size` bytes to a buffer; the first one erases the record.
+
+    If it fails, the buffer holds nothing.
+    """
+    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        try:
+            if not offset:
+                _erase(fd)
+                _allocate(fd, RECORD_BYTES + size)
+            _written(fd, [view], RECORD_BYTES + offset)
+        except OSError:
+            os.ftruncate(fd, 0)
+            raise
+
+
+def _erase(fd: int) -> None:
+    if os.fstat(fd).st_size >= RECORD_BYTES:
+        os.pwrite(fd, bytes(RECORD_BYTES), 0)
+
+
+def _allocate(fd: int, total: int) -> None:
     if os.fstat(fd).st_size != total:
         os.ftruncate(fd, total)
         os.posix_fallocate(fd, 0, total)
+
+
+def _fill(fd: int, part: Part, body: Body) -> None:
+    _allocate(fd, RECORD_BYTES + body.size)
     offset = RECORD_BYTES
     for first in range(0, len(body.views), _MAX_VIEWS):
         offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)

@@ -19,15 +19,23 @@ from elasticjob.train.agreement import (
     Part,
     Plan,
     SnapshotError,
+    Source,
     complete_versions,
     decide,
     sizes_of,
 )
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers, StorageFolder
 from elasticjob.train.codec import decode
-from elasticjob.train.gang import Gang, RestoreMessage, own_parts, pack_message, unpack_message
+from elasticjob.train.gang import (
+    Gang,
+    RestoreMessage,
+    own_parts,
+    pack_message,
+    streams,
+    unpack_message,
+)
 from elasticjob.train.job import InStorage, in_storage_of
-from elasticjob.train.part_files import Body, CorruptSnapshot, read
+from elasticjob.train.part_files import Body, CorruptSnapshot, read, reading
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
 from elasticjob.train.storage import StoredOffer, called
 
@@ -78,7 +86,7 @@ def agree(
             is_patient = True
             continue
         _check_known(plan, messages)
-        bodies, outcome = reads.read(plan)
+        bodies, outcome = reads.read(plan, gang)
         outcomes = [bytes(content)[0] for content in gang.gather(bytes([outcome]))]
         if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
             raise SnapshotError(
@@ -164,15 +172,21 @@ class _Reads:
             }
         )
 
-    def read(self, plan: Plan | None) -> tuple[dict[Part, Body], int]:
-        """Return the parts that this rank reads for the plan, and the result."""
+    def read(self, plan: Plan | None, gang: Gang) -> tuple[dict[Part, Body], int]:
+        """Return the parts that this rank reads or receives for the plan, and the result."""
         bodies: dict[Part, Body] = {}
         outcome = _READ
         for source in () if plan is None else (plan.shared, *plan.own):
-            if self._rank not in source.readers:
+            streamed = plan is not None and source is plan.shared and streams(plan, gang.size)
+            if self._rank not in source.readers and not streamed:
                 continue
             try:
-                bodies[source.part] = self._body(source.place, source.part)
+                if streamed:
+                    body = self._streamed(source, gang)
+                else:
+                    body = self._body(source.place, source.part)
+                if body is not None:
+                    bodies[source.part] = body
             except (CorruptSnapshot, TimeoutError) as error:
                 cause = error.__cause__ or error
                 if source.place == STORAGE and isinstance(cause, TimeoutError):
@@ -187,6 +201,20 @@ class _Reads:
                     self._memory.damaged(source.part)
                 outcome = _REFUSED
         return bodies, outcome
+
+    def _streamed(self, source: Source, gang: Gang) -> Body | None:
+        """Return the part, which its first reader reads and sends. A collective.
+
+        A rank that lacks it writes it to the memory of its node meanwhile.
+        """
+        reader = source.readers[0]
+        if self._rank == reader:
+            path = self._places[source.place][source.part]
+            return gang.stream(reading(path, source.part), reader)
+        ahead = None
+        if self._memory is not None and self._rank not in source.readers:
+            ahead = functools.partial(self._memory.write_ahead, source.part)
+        return gang.stream(None, reader, ahead)
 
     def _body(self, place: str, part: Part) -> Body:
         """Read a part. Raises CorruptSnapshot, or TimeoutError if storage does not answer."""

@@ -34,10 +34,11 @@ from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, exchanged
+from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Cost, Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
 from elasticjob.train.node_memory import NodeMemory
-from elasticjob.train.overlap import Overlap
+from elasticjob.train.overlap import Overlap, as_list
 from elasticjob.train.part_files import Body
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
@@ -100,7 +101,8 @@ class Snapshots:
         max_overhead: without an interval, largest share of the training time that snapshots take;
             0.01 by default.
         optimizers: the optimizer, or all of them, if nothing else changes parameters and the
-            optimizers' state: they are then copied during the next step.
+            optimizers' state: they are then copied during the next step. Or a function that returns
+            them, called at the first snapshot, if `restore` precedes the creation of the model.
         store_every: steps between two snapshots in storage, at least; 500 by default.
         store_seconds: alternatively the time between two snapshots in storage, at least.
         keep: number of complete snapshots in storage, which needs room for two more; 2 by default.
@@ -148,7 +150,7 @@ class Snapshots:
         if not replica_rate > 0:
             raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
         self._interval = Interval(every_steps, every_seconds, _first(max_overhead, MAX_OVERHEAD))
-        given = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+        given = optimizers if callable(optimizers) else as_list(optimizers)
         self._overlap = Overlap(given) if given else None
         self._cost: float | None = None
         self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
@@ -278,8 +280,9 @@ class Snapshots:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage.
-            RuntimeError: `restore` was not called, or another Snapshots in this process, or another
-                process of this local rank, saves to the same folder.
+            RuntimeError: `restore` was not called; another Snapshots in this process, or another
+                process of this local rank, saves to the same folder; or a parameter created in
+                `skip_initialization` has no value.
         """
         gang = self._gang
         if gang is None:
@@ -287,6 +290,7 @@ class Snapshots:
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
+        check_values()
         self._claim.take()
         train.link().begins(step)
         if self._reached is not None:

@@ -46,6 +46,8 @@ results = {
 }
 damage("c", "shared.*")
 results["damaged copy"] = gang("damaged copy", "cbd", 8)
+damage("c", "shared.*")
+results["damaged copy is sent"] = gang("damaged copy is sent", "cbx", 8)
 for node in "bcd":
     damage(node, "shared.*")
 results["damaged everywhere"] = gang("damaged everywhere", "cbd", 8, storage)
@@ -66,9 +68,54 @@ def test_gang_restores_the_newest_snapshot_that_its_nodes_hold(tmp_path: Path) -
     assert found["larger"] == [[6, None, memory]] * 3
     # Node c has a damaged copy of step 7 and receives it from another node.
     assert found["damaged copy"] == [[7, rank * 100 + 7, memory] for rank in range(3)]
+    # Node c sends its damaged copy to the new node x before it knows; then node b sends its own.
+    assert found["damaged copy is sent"] == [[8, None, memory]] * 3
     assert found["damaged everywhere"] == [[7, rank * 100 + 7, memory] for rank in range(3)]
     assert found["all nodes lost"] == [[8, rank * 100 + 8, "storage"] for rank in range(3)]
     assert "checksum mismatch" in log
+
+
+STREAM = """
+import json, sys
+from pathlib import Path
+from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.gang import Gang
+from elasticjob.train.part_files import Body, CorruptSnapshot, overwrite, reading
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+part = Part(Version(1, 7), SHARED, 0, 0)
+content = bytes(range(256)) * 200_000
+for name in ("good", "damaged", "empty"):
+    overwrite(top / name, part, Body(3, [memoryview(content if name != "empty" else b"abc")]))
+with (top / "damaged").open("r+b") as file:
+    file.seek(5000)
+    file.write(b"x")
+
+def one(rank, world):
+    gang, told = Gang(), []
+    for name in ("good", "damaged", "missing", "empty"):
+        try:
+            body = gang.stream(reading(top / name, part) if rank == 1 else None, 1)
+            whole = None if body is None else bytes(body.views[0])
+            told.append("all" if whole == content else whole and len(whole))
+        except CorruptSnapshot as error:
+            told.append(str(error))
+        told += [bytes(each).decode() for each in gang.gather(f"{name} {rank}".encode())][:1]
+    return told
+
+print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
+"""
+
+
+def test_ranks_receive_what_a_rank_reads_and_stay_together_after_its_error(tmp_path: Path) -> None:
+    found, _ = forked_gang.run(STREAM, tmp_path)
+    others = ["all", "good 0", 51_200_000, "damaged 0", None, "missing 0", 3, "empty 0"]
+    assert found[0] == found[2] == others
+    assert found[1][0::2][0] == "all"
+    assert "checksum mismatch" in found[1][2]
+    assert "cannot be read: No such file" in found[1][4]
+    assert found[1][6:] == others[6:]
 
 
 MIXED = """

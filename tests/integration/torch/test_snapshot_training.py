@@ -21,7 +21,7 @@ print(json.dumps([[list(run.items()) for run in runs] for runs in found]))
 WAYS = {
     "accumulation, statistics, average, schedule": (
         2,
-        ["accumulate", "batchnorm", "ema", "scheduler", "foreach"],
+        ["accumulate", "batchnorm", "ema", "scheduler", "foreach", "skip"],
     ),
     "mixed precision, recomputation, two optimizers": (
         2,

@@ -83,9 +83,11 @@ class Training:
                     if hasattr(module, "reset_parameters"):
                         module.reset_parameters()
         else:
-            self.model = Model(ways)
+            with train.skip_initialization("skip" in ways and found is not None):
+                self.model = Model(ways)
         if found is not None:
-            self.model.load_state_dict(found.state["model"], assign="meta" in ways)
+            assigns = "meta" in ways or "skip" in ways
+            self.model.load_state_dict(found.state["model"], assign=assigns)
         fast = {name: True for name in ("foreach", "fused") if name in ways}
         body = [*self.model.first.parameters(), *self.model.second.parameters()]
         last = list(self.model.last.parameters())
@@ -117,7 +119,8 @@ class Training:
         if "compile" in ways:
             self.call = torch.compile(self.model, backend="eager")
         if dist.get_world_size() > 1:
-            self.call = DistributedDataParallel(self.call)
+            syncs = "skip" not in ways or found is None
+            self.call = DistributedDataParallel(self.call, init_sync=syncs)
 
     def state(self) -> dict[str, Any]:
         parts = {name: part.state_dict() for name, part in self.parts.items()}
@@ -156,12 +159,11 @@ def _train(
 ) -> None:
     """Train to the last step, or to the kill of the last rank."""
     torch.set_num_threads(1)
-    # The optimizers are known only after the restore, on which the model depends.
-    found = train.Snapshots(every_steps=1, replicas=0).restore()
-    training = Training(ways, found)
-    optimizers = () if "no overlap" in ways else training.optimizers
+    training: Training
+    optimizers = () if "no overlap" in ways else lambda: training.optimizers
     snapshots = train.Snapshots(every_steps=1, replicas=0, optimizers=optimizers)
-    assert (snapshots.restore() is None) is (found is None)
+    found = snapshots.restore()
+    training = Training(ways, found)
     step = 0 if found is None else found.step
     micro = 3 if "accumulate" in ways else 1
     # A new iterator draws a random number: the state that is restored comes after it.

@@ -122,6 +122,28 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
     assert_same(expected, found.state)
 
 
+def test_optimizer_of_a_model_made_after_the_restore_waits_for_its_copies(
+    memory: Path, slow: tuple[threading.Event, list[str]]
+) -> None:
+    made: list[Training] = []
+    snapshots = Snapshots(every_steps=1, optimizers=lambda: made[0].optimizer)
+    assert snapshots.restore() is None
+    made.append(Training())
+    made[0].backward()
+    made[0].optimizer.step()
+    expected = copied(made[0].state())
+    snapshots.save(1, made[0].state())
+    made[0].backward()
+    slow[1].append("backward")
+    made[0].optimizer.step()
+    slow[1].append("stepped")
+    snapshots.close()
+    assert slow[1] == ["backward", "copied", "stepped"]
+    found = Snapshots().restore()
+    assert found is not None
+    assert_same(expected, found.state)
+
+
 def test_next_snapshot_and_close_wait_for_the_last_copy(memory: Path) -> None:
     training = Training()
     snapshots = Snapshots(every_steps=1, optimizers=[training.optimizer])

@@ -6,8 +6,10 @@ import errno
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +163,17 @@ def test_changed_byte_is_detected(tmp_path: Path, at: int) -> None:
         read(path, part(1))
 
 
+def test_content_that_changed_after_its_read_is_detected_in_the_copy(tmp_path: Path) -> None:
+    part_files.overwrite(tmp_path / "shared.0", part(1), body(1))
+    found = read(tmp_path / "shared.0", part(1))
+    part_files.overwrite(tmp_path / "good", part(1), found)
+    assert content(tmp_path / "good", part(1)) == bytes(found.views[0])
+    found.views[0][4000] ^= 1
+    part_files.overwrite(tmp_path / "bad", part(1), found)
+    with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
+        read(tmp_path / "bad", part(1))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -199,6 +212,70 @@ def test_link_is_neither_read_nor_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         part_files.overwrite(tmp_path / "shared.0", part(1), body(1))
     assert target.read_bytes() == b"precious"
+
+
+def received(memory: MemoryBuffers, number: int, whole: bytes, end: int | None = None) -> Body:
+    """Write a part ahead in slices of 2000 bytes up to `end`; return its body."""
+    view = memoryview(bytearray(whole))
+    for first in range(0, len(whole) if end is None else end, 2000):
+        memory.write_ahead(part(number), len(whole), first, view[first : first + 2000])
+    return Body(3, [view], zlib.crc32(whole))
+
+
+@pytest.mark.parametrize("end", [None, 4000])
+def test_part_written_ahead_is_a_snapshot_once_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int | None
+) -> None:
+    filled: list[int] = []
+    real = part_files._fill
+
+    def fill(*arguments: Any) -> None:
+        filled.append(1)
+        real(*arguments)
+
+    monkeypatch.setattr(part_files, "_fill", fill)
+    memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
+    found = received(memory, 4, whole, end)
+    assert (tmp_path / "shared.0").stat().st_size == RECORD_BYTES + len(whole)
+    assert MemoryBuffers(tmp_path, 0).parts() == {}
+    memory.commit(part(4), found)
+    assert len(filled) == (end is not None)  # an incomplete part is written as a whole
+    assert content(tmp_path / "shared.0", part(4)) == whole
+    memory.commit(part(5), body(5))
+    assert set(memory.parts()) == {part(4), part(5)}
+
+
+def test_changed_part_written_ahead_is_never_read(tmp_path: Path) -> None:
+    memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
+    found = received(memory, 4, whole)
+    with (tmp_path / "shared.0").open("r+b") as file:
+        file.seek(RECORD_BYTES + 3000)
+        file.write(b"x")
+    memory.commit(part(4), found)
+    with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
+        read(tmp_path / "shared.0", part(4))
+
+
+def test_part_is_written_ahead_to_an_empty_buffer_of_its_writer_alone(tmp_path: Path) -> None:
+    whole = bytes(5000)
+    received(MemoryBuffers(tmp_path, 1), 4, whole)  # local rank 0 writes the shared part
+    received(MemoryBuffers(tmp_path, 0, limit=9000), 4, whole)  # two of them exceed the limit
+    assert list(tmp_path.iterdir()) == []
+    memory = MemoryBuffers(tmp_path, 0)
+    for step in (1, 2):
+        memory.commit(part(step), body(step))
+    found = received(memory, 4, whole)  # may turn out to be damaged
+    assert set(memory.parts()) == {part(1), part(2)}
+    memory.commit(part(4), found)
+    assert set(memory.parts()) == {part(2), part(4)}
+    assert content(memory.parts()[part(4)], part(4)) == whole
+
+
+def test_another_part_than_that_written_ahead_is_committed_whole(tmp_path: Path) -> None:
+    memory = MemoryBuffers(tmp_path, 0)
+    received(memory, 4, bytes(5003))
+    memory.commit(part(3), body(3))
+    assert content(tmp_path / "shared.0", part(3)) == b"".join(body(3).views)
 
 
 def test_full_memory_keeps_the_snapshot_before(
