@@ -28,8 +28,16 @@ SOURCES = sorted(Path(elasticjob_launcher.__file__).parent.rglob("*.py"))
 LIBRARY = sorted(Path(elasticjob.__file__).parent.rglob("*.py"))
 FRAMEWORKS = [
     Path(elasticjob.__file__).parent / "train" / name
-    for name in ("integrations.py", "codec.py", "data.py", "gang.py", "overlap.py", "sharding.py")
-]
+    for name in (
+        "integrations.py",
+        "codec.py",
+        "data.py",
+        "gang.py",
+        "overlap.py",
+        "sharding.py",
+        "stop_copy.py",
+    )
+]  # fmt: skip
 """Modules that import a framework in the functions that need it."""
 # Attributes and names newer than 3.8, which must not be used.
 NEWER_NAMES = {
