@@ -98,15 +98,31 @@ class MemoryBuffers:
         return {}
 
     def commit(self, part: Part, body: Body) -> None:
-        """Write a part beside the last one, then let it take that one's place. Raises OSError."""
+        """Write a part beside the last one, then let it take that one's place. Raises OSError.
+
+        A shared part is not written if another local rank has copied that step or a newer one at a
+        stop.
+        """
+        if part.rank != SHARED:
+            self.seed(part, body)
+            return
+        with self._locked(_LOCK_SECONDS):
+            if buffer_at_stop(self._shared(), part, part.version) is not None:
+                self.seed(part, body)
+
+    def seed(self, part: Part, body: Body) -> None:
+        """Write a part as `commit` does, also where a newer one is that the ranks passed over."""
         name = self._name(part)
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
         self._check_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
-        with self._locked(_LOCK_SECONDS) if part.rank == SHARED else contextlib.nullcontext():
-            overwrite(self._path(name, index), part, body)
+        overwrite(self._path(name, index), part, body)
         self._last[name] = holds[index] = part
+
+    def _shared(self) -> list[Part | None]:
+        """Return the parts in the shared buffers, also those that another local rank wrote."""
+        return [held(self._path("shared", index)) for index in range(BUFFERS)]
 
     def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
         """Write a shared part unless the gang has that step or a newer one here already.
@@ -120,8 +136,7 @@ class MemoryBuffers:
         with self._locked(seconds) as is_locked:
             if not is_locked:
                 return False
-            holds = [held(self._path("shared", index)) for index in range(BUFFERS)]
-            index = buffer_at_stop(holds, part, keep)
+            index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
                 overwrite(self._path("shared", index), part, body)
