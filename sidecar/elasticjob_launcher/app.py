@@ -239,7 +239,7 @@ class Launcher:
         elif isinstance(request, Start):
             self._start(request)
         elif isinstance(request, Stop):
-            self._workers.stop(request.round, request.grace_seconds, request.dump)
+            self._workers.stop(request.round, request.grace_seconds, request.dump, copies=True)
         elif isinstance(request, Signal):
             caught = request.signum == self._settings.save_signal
             self._workers.signal(request.round, request.signum, caught)

@@ -45,7 +45,8 @@ class Part(NamedTuple):
     Args:
         rank: rank that the part belongs to, or `SHARED`.
         ranks: number of ranks with a part of their own in this version; 0 if there are none.
-        before: step of the gang's snapshot before this one, or the step at which the gang began.
+        before: step of the gang's snapshot before this one, or the step at which the gang began;
+            for a part that is written at a stop its step less the interval.
         reshards: True if any number of ranks can load the ranks' own parts together.
     """
 
@@ -203,6 +204,31 @@ def buffer_to_overwrite(held: Sequence[Part | None], keep: Part | None) -> int:
         if part != keep:
             return index
     return 0  # all buffers hold copies of `keep`
+
+
+def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> int | None:
+    """Return the index of the buffer for a part that is written at a stop; None to write none.
+
+    The gang's ranks may be a step apart, so another rank may have written the same step or a newer
+    one. Unlike `buffer_to_overwrite` it knows nothing of what this process wrote.
+
+    Args:
+        keep: newest version of all ranks; without it the newest part is kept.
+    """
+    there = [each for each in held if each is not None]
+    version = part.version
+    if any(each.version.gang == version.gang and each.version >= version for each in there):
+        return None
+    kept = next((each for each in there if each.version == keep), None)
+    return buffer_to_overwrite(held, kept or max(there, default=None))
+
+
+def part_at_stop(version: Version, interval: int) -> Part:
+    """Return the shared part that is written at a stop, with the interval as its step before.
+
+    The steps since the last snapshot are no interval: `interval_before` would propose them.
+    """
+    return Part(version, SHARED, 0, max(0, version.step - interval))
 
 
 def steps_between(every_seconds: float, steps: int, seconds: float) -> int:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,7 @@ from elasticjob.train.agreement import (
     SHARED,
     Part,
     Version,
+    buffer_at_stop,
     buffer_to_overwrite,
     complete_versions,
     expired,
@@ -43,6 +46,12 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _REPLICA = "replica-"
 LOCK = "writer-"
 """Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
+_SHARED_LOCK = f"{LOCK}shared"
+_LOCK_SECONDS = 2.0
+"""Maximum wait for another local rank's copy before a regular one. A worker that was killed while a
+process that it had forked lives on may leave the lock."""
+_POLL_SECONDS = 0.01
+_MODE = 0o600
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
@@ -66,8 +75,9 @@ class NoRoom(OSError):
 class MemoryBuffers:
     """Buffers of a node in a folder in memory.
 
-    The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
-    buffers `rank-LOCAL.N` for its own part. With a `limit` in bytes, two snapshots of the node and
+    The shared part has buffers named `shared.N`, written by local rank 0, and under a lock by any
+    local rank once the workers are stopped. Each local rank has buffers `rank-LOCAL.N` for its own
+    part. With a `limit` in bytes, two snapshots of the node and
     the present copies for other nodes must fit. Of `local_ranks`, the present number of workers on
     the node, 0 is unknown.
     """
@@ -90,7 +100,20 @@ class MemoryBuffers:
         return {}
 
     def commit(self, part: Part, body: Body) -> None:
-        """Write a part beside the last one, then let it take that one's place. Raises OSError."""
+        """Write a part beside the last one, then let it take that one's place. Raises OSError.
+
+        A shared part is not written if another local rank has copied that step or a newer one at a
+        stop.
+        """
+        if part.rank != SHARED:
+            self.seed(part, body)
+            return
+        with self._locked(_LOCK_SECONDS):
+            if buffer_at_stop(self._shared(), part, part.version) is not None:
+                self.seed(part, body)
+
+    def seed(self, part: Part, body: Body) -> None:
+        """Write a part as `commit` does, also where a newer one is that the ranks passed over."""
         name = self._name(part)
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
@@ -122,6 +145,44 @@ class MemoryBuffers:
             self._ahead = None
         else:
             self._ahead = part, index, offset + view.nbytes
+
+    def _shared(self) -> list[Part | None]:
+        """Return the parts in the shared buffers, also those that another local rank wrote."""
+        return [held(self._path("shared", index)) for index in range(BUFFERS)]
+
+    def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
+        """Write a shared part unless the gang has that step or a newer one here already.
+
+        Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
+        here. Raises OSError.
+
+        Args:
+            keep: version that is not overwritten: the newest one of all ranks.
+        """
+        with self._locked(seconds) as is_locked:
+            if not is_locked:
+                return False
+            index = buffer_at_stop(self._shared(), part, keep)
+            if index is not None:
+                self._check_room("shared", index, RECORD_BYTES + body.size)
+                overwrite(self._path("shared", index), part, body)
+        return True
+
+    @contextlib.contextmanager
+    def _locked(self, seconds: float) -> Iterator[bool]:
+        """Hold the lock of the shared part; False after `seconds`, or if there can be none."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor, is_locked = -1, False
+        with contextlib.suppress(OSError):  # the write to the folder reports the error
+            descriptor = os.open(self.folder / _SHARED_LOCK, flags, _MODE)
+            is_locked = _locks(descriptor, seconds)
+        try:
+            yield is_locked
+        finally:
+            if is_locked:  # a fork in the meantime has the descriptor too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _check_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.
@@ -356,6 +417,20 @@ def is_former(path: Path, local_ranks: int) -> bool:
     """Return True for a file of a worker that its node had more than `local_ranks`."""
     match = _OF_WORKER.fullmatch(path.name)
     return match is not None and 0 < local_ranks <= int(match[1])
+
+
+def _locks(descriptor: int, seconds: float) -> bool:
+    """Return True once no other process or thread has the lock; False after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
 
 
 def _remove(path: Path) -> None:

@@ -123,11 +123,12 @@ class Interval:
             self._plain.append(seconds / steps)
             self._since_plain = 0
 
-    def proposed(self, step: int, now: float, cost: Cost | None) -> int:
+    def proposed(self, step: int, now: float, cost: Cost | None, spent: float = 0.0) -> int:
         """Return the steps until the snapshot after this one.
 
         Args:
             cost: cost of the last snapshot; None before the first.
+            spent: share of the training time that is spent in each step, up to half of the largest.
         """
         steps, seconds = step - self._step, now - self._began
         self._step, self._began = step, now
@@ -141,7 +142,8 @@ class Interval:
             return self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
-        found = min(steps_within(self._max_overhead, median, step_seconds), GROWTH * steps)
+        left = self._max_overhead - min(spent, self._max_overhead / 2)
+        found = min(steps_within(left, median, step_seconds), GROWTH * steps)
         # One more step than since the last snapshot: a call of `save` without one comes between.
         return max(found, steps + 1) if self._since_plain > PLAIN_STEPS else found
 

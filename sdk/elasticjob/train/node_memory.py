@@ -17,7 +17,7 @@ from elasticjob.train.job import Reached, reached_on, refused_memory
 from elasticjob.train.part_files import Body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.job import Report
@@ -85,10 +85,18 @@ class NodeMemory:
 
     def commit(self, part: Part, body: Body) -> None:
         """Commit a part; without room, go on without memory on this node."""
-        if self.buffers is None:
-            return
+        if self.buffers is not None:
+            self._write(self.buffers, self.buffers.commit, part, body)
+
+    def _write(
+        self,
+        buffers: MemoryBuffers,
+        write: Callable[[Part, Body], None],
+        part: Part,
+        body: Body,
+    ) -> None:
         try:
-            self.buffers.commit(part, body)
+            write(part, body)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
             trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
@@ -96,7 +104,7 @@ class NodeMemory:
             self._report.change(trouble=trouble, size=needed)
             log.warning(
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
-                self.buffers.folder,
+                buffers.folder,
                 error.strerror,
                 _remedy(error, body) if full else "",
                 self._place_left,
@@ -106,7 +114,7 @@ class NodeMemory:
     def seed(self, part: Part, body: Body) -> None:
         """Commit a restored part where this node lacks it: a second fault then finds it."""
         if self.buffers is not None and not self.buffers.restored(part):
-            self.commit(part, body)
+            self._write(self.buffers, self.buffers.seed, part, body)
 
     def keep(self, version: Version) -> None:
         """Keep the parts of a version of all ranks until the next ones are committed."""

@@ -9,14 +9,16 @@ device, not on the host.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticjob.train.codec import dense
+from elasticjob.train.interval import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,20 +26,65 @@ if TYPE_CHECKING:
 
     import torch
 
+    from elasticjob.train.interval import Interval
+
+Owner = TypeVar("Owner")
 _SMALL_BYTES = 1 << 16
 """Tensors up to this size are copied at once: the wait would cost as much."""
 
 
-class Overlap:
-    """Background copies of state that only the steps of the optimizers change.
+class Optimizers:
+    """All optimizers of a script, or a function that returns them.
 
     Args:
-        optimizers: all of them, or a function that returns one or all, called at the first copy.
+        given: one, an iterable of them, or a function, called by the first `save` after a restore.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer] | Callable[[], Any]) -> None:
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._later = optimizers if callable(optimizers) else None
+    def __init__(self, given: Any) -> None:
+        self.all: list[torch.optim.Optimizer] = []
+        self._function = given if callable(given) else None
+        self._is_current = False
+        self._hooks: list[tuple[weakref.ReferenceType[Any], Callable[[Any], object]]] = []
+        if self._function is None:
+            self._take(given)
+
+    def __bool__(self) -> bool:
+        return bool(self.all) or self._function is not None
+
+    def before_steps(self, owner: Owner, call: Callable[[Owner], object]) -> None:
+        """Call a method of an object before each step, as long as the object lives.
+
+        The optimizers may outlive it, with other objects for the next ones.
+        """
+        self._hooks.append((weakref.ref(owner), call))
+        for optimizer in self.all:
+            _add_hook(optimizer, owner, call)
+
+    def restored(self) -> None:
+        """Let the next `save` call the function again: a restore may precede a new model."""
+        self._is_current = False
+
+    def created(self) -> None:
+        """Take the optimizers from the function, once they must exist."""
+        if self._function is not None and not self._is_current:
+            self._take(self._function())
+
+    def _take(self, given: Any) -> None:
+        former = {id(each) for each in self.all}
+        taken = [given] if hasattr(given, "param_groups") else list(given)
+        for reference, call in self._hooks:
+            owner = reference()
+            for optimizer in taken if owner is not None else ():
+                if id(optimizer) not in former:
+                    _add_hook(optimizer, owner, call)
+        self.all, self._is_current = taken, True
+
+
+class Overlap:
+    """Background copies of state that only the steps of the optimizers change."""
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
         self._executor = _executor()
         self._pid = os.getpid()
         self._copy: Future[None] | None = None
@@ -48,27 +95,15 @@ class Overlap:
         self._sources: frozenset[int] = frozenset()
         self._is_live = False
         self._waited_seconds = self._copied_seconds = 0.0
-        if not callable(optimizers):
-            self._watch(optimizers)
-
-    def _watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Let the steps of these optimizers wait for the copies."""
-        self._optimizers = list(optimizers)
-        for optimizer in self._optimizers:
-            # The optimizer may outlive this object, with others for the next ones.
-            hook = functools.partial(_before_step, weakref.ref(self))
-            weakref.finalize(self, optimizer.register_step_pre_hook(hook).remove)
+        optimizers.before_steps(self, Overlap.before_step)
 
     def begin(self) -> None:
         """Wait for the last copy; then `stage` collects the tensors of the next one."""
         self.wait()
-        if self._later is not None:
-            self._watch(as_list(self._later()))
-            self._later = None
         self._events, self._is_live = [], False
         self._pinned, self._used = self._used, {}
         self._sources = frozenset(
-            tensor.untyped_storage().data_ptr() for tensor in _changed_by(self._optimizers)
+            tensor.untyped_storage().data_ptr() for tensor in _changed_by(self._optimizers.all)
         )
 
     def stage(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +136,18 @@ class Overlap:
                 self._waited_seconds += time.perf_counter() - began
                 if copy.done():  # not after an exception of a signal handler
                     self._copy = None
+
+    def settle(self, seconds: float) -> None:
+        """Wait for the last copy from another thread, at most `seconds`, and leave its error."""
+        copy = self._copy
+        if copy is not None and self._pid == os.getpid():
+            concurrent.futures.wait([copy], timeout=seconds)
+
+    @property
+    def is_copying(self) -> bool:
+        """True while a copy is in progress."""
+        copy = self._copy
+        return copy is not None and self._pid == os.getpid() and not copy.done()
 
     @property
     def is_on_device(self) -> bool:
@@ -154,9 +201,55 @@ class Overlap:
         return made
 
 
-def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers: one alone, or those of an iterable."""
-    return [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+class Pace:
+    """Interval of one rank's snapshots, with the measurements of their copies and of the steps."""
+
+    def __init__(self, interval: Interval, overlap: Overlap | None) -> None:
+        self._interval = interval
+        self._overlap = overlap
+        self._cost: float | None = None
+        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the ranks may propose different numbers."""
+        return self._interval.is_measured or self._overlap is not None
+
+    def start(self, step: int, known: int) -> int:
+        """Begin to measure after a restore; return the steps until the first snapshot.
+
+        Args:
+            known: interval of the restored snapshot.
+        """
+        self._interval.start(step, time.monotonic(), known)
+        self._cost = self._left = None
+        return self._interval.first
+
+    def entered(self, step: int) -> None:
+        """Measure the time since the last call of `save`, unless the copy is a GPU's."""
+        if self._left is not None and not (self._overlap and self._overlap.is_on_device):
+            last, left, copied = self._left
+            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
+
+    def left(self, step: int, *, copied: bool) -> None:
+        """Begin to measure the time until the next call of `save`."""
+        self._left = step, time.perf_counter(), copied
+
+    def took(self, seconds: float) -> None:
+        """Record the time that a snapshot took in `save`."""
+        self._cost = seconds
+
+    def proposed(self, step: int, spent: float) -> int:
+        """Return the steps until the snapshot after this one, as `Interval` does.
+
+        The last snapshot must be complete.
+        """
+        cost = None
+        if self._cost is not None:
+            spent_seconds = (0.0, 0.0) if self._overlap is None else self._overlap.spent_seconds()
+            waited, copied = spent_seconds
+            cost = Cost(self._cost + waited, self._cost, copied)
+        return self._interval.proposed(step, time.monotonic(), cost, spent)
 
 
 def _executor() -> ThreadPoolExecutor:
@@ -164,10 +257,19 @@ def _executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
 
 
-def _before_step(overlap: weakref.ReferenceType[Overlap], *_: object) -> None:
-    found = overlap()  # a copy in progress keeps it
+def _add_hook(
+    optimizer: torch.optim.Optimizer, owner: Owner, call: Callable[[Owner], object]
+) -> None:
+    hook = functools.partial(_before_step, weakref.ref(owner), call)
+    weakref.finalize(owner, optimizer.register_step_pre_hook(hook).remove)
+
+
+def _before_step(
+    owner: weakref.ReferenceType[Owner], call: Callable[[Owner], object], *_: object
+) -> None:
+    found = owner()  # a copy in progress keeps it
     if found is not None:
-        found.before_step()
+        call(found)
 
 
 def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:

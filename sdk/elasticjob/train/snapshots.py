@@ -29,22 +29,24 @@ from elasticjob.train.agreement import (
     Version,
     interval_before,
     next_gang,
+    part_at_stop,
 )
 from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
-from elasticjob.train.interval import Cost, Interval, at_least_one, seconds_within_a_day
+from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
 from elasticjob.train.node_memory import NodeMemory
-from elasticjob.train.overlap import Overlap, as_list
+from elasticjob.train.overlap import Optimizers, Overlap, Pace
 from elasticjob.train.part_files import Body
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
 from elasticjob.train.restoring import agree, assembled, check_size
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
+from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
 
 __all__ = ["Restored", "SnapshotError", "Snapshots"]
 
@@ -57,8 +59,8 @@ MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
-_PROPOSAL = struct.Struct("<QB??q")
-_BEGIN = struct.Struct("<I??qQ")
+_PROPOSAL = struct.Struct("<QB???q")
+_BEGIN = struct.Struct("<I???qQ")
 
 
 class Restored(NamedTuple):
@@ -101,8 +103,9 @@ class Snapshots:
         max_overhead: without an interval, largest share of the training time that snapshots take;
             0.01 by default.
         optimizers: the optimizer, or all of them, if nothing else changes parameters and the
-            optimizers' state: they are then copied during the next step. Or a function that returns
-            them, called at the first snapshot, if `restore` precedes the creation of the model.
+            optimizers' state: they are then copied during the next step, and after a fault once
+            the workers are stopped. Or a function that returns them, called by the next `save`,
+            if `restore` precedes the creation of the model.
         store_every: steps between two snapshots in storage, at least; 500 by default.
         store_seconds: alternatively the time between two snapshots in storage, at least.
         keep: number of complete snapshots in storage, which needs room for two more; 2 by default.
@@ -149,11 +152,11 @@ class Snapshots:
             raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {replicas!r}")
         if not replica_rate > 0:
             raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
-        self._interval = Interval(every_steps, every_seconds, _first(max_overhead, MAX_OVERHEAD))
-        given = optimizers if callable(optimizers) else as_list(optimizers)
-        self._overlap = Overlap(given) if given else None
-        self._cost: float | None = None
-        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
+        most = _first(max_overhead, MAX_OVERHEAD)
+        interval = Interval(every_steps, every_seconds, most)
+        self._optimizers = Optimizers(optimizers)
+        self._overlap = Overlap(self._optimizers) if self._optimizers else None
+        self._pace = Pace(interval, self._overlap)
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._report = Report()
@@ -169,8 +172,14 @@ class Snapshots:
         )
         folder = self._memory.folder
         self._reached = None if folder is None else ReachedFile(folder, self._local_rank)
+        self._stop = (
+            None
+            if self._overlap is None
+            else StopCopy(self._optimizers, self._overlap, self._memory, self._local_rank, most)
+        )
         self._gang: Gang | None = None
         self._number = 0
+        self._newest = Version(0, 0)  # of all ranks: restored, or taken last
         self._last_step = self._next_step = 0
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage)),
@@ -185,7 +194,11 @@ class Snapshots:
         multiprocessing.util.Finalize(
             None,
             _finish,
-            args=(self._overlap and weakref.ref(self._overlap), weakref.ref(self._store)),
+            args=(
+                self._overlap and weakref.ref(self._overlap),
+                weakref.ref(self._store),
+                self._stop and weakref.ref(self._stop),
+            ),
             exitpriority=_EXIT_PRIORITY,
         )
         self._has_encoded = self._has_taken = False
@@ -213,6 +226,7 @@ class Snapshots:
                 has another shape.
         """
         self._end_former()
+        self._optimizers.restored()
         gang = self._gang = Gang()
         agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
@@ -221,9 +235,8 @@ class Snapshots:
             self._memory.remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
-        self._interval.start(step, time.monotonic(), interval_before(plan, offers))
-        self._cost = self._left = None
-        self._next_step = step + self._interval.first
+        self._newest = Version(0, 0) if plan is None else plan.version
+        self._next_step = step + self._pace.start(step, interval_before(plan, offers))
         self._found = (offers, plan)
         if plan is None:
             check_size(gang, offers, self._sharded)
@@ -249,6 +262,8 @@ class Snapshots:
         The restore passes over a snapshot whose copy failed. That error is on this rank alone, and
         to raise it would leave the other ranks in their collective.
         """
+        if self._stop is not None:
+            self._stop.release()
         if self._overlap is not None:
             _await(self._overlap)
         self._claim.release()  # no copy writes any more
@@ -269,7 +284,7 @@ class Snapshots:
         Args:
             state: the state that is the same on all ranks: nested dicts, lists and tuples of
                 tensors, numbers, strings, bytes and None; or a function that returns it, which is
-                called if a snapshot is due.
+                called if a snapshot is due, or if the state is kept for a copy at a stop.
             rank_state: the state of this rank alone, such as that of random number generators,
                 or a function; given by all ranks or by none.
             store: if true, take a snapshot in any case, return when it is in storage, and report it
@@ -290,6 +305,7 @@ class Snapshots:
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
+        self._optimizers.created()
         check_values()
         self._claim.take()
         train.link().begins(step)
@@ -301,11 +317,18 @@ class Snapshots:
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
-        self._entered(step)
+        self._pace.entered(step)
         unasked = not store and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
-        if step < self._next_step and not store:
-            self._left = step, time.perf_counter(), False
+        is_due = store or step >= self._next_step
+        if self._stop is not None:
+            if rank_state is None:
+                state = self._held(self._stop, step, state, is_due)
+            else:  # the state of a rank that was killed is not there
+                self._stop.refuse()
+            self._stop.listen()
+        if not is_due:
+            self._pace.left(step, copied=False)
             return False
         if self._overlap is not None:
             self._overlap.begin()
@@ -351,11 +374,13 @@ class Snapshots:
             write()
         else:
             overlap.start(write)
-        self._last_step = step
+        self._last_step, self._newest = step, version
+        if self._stop is not None:
+            self._stop.taken()
         lacks_storage = stores and self._store.folder is None and rank_state is not None
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
-        self._cost = used + time.perf_counter() - began
+        self._pace.took(used + time.perf_counter() - began)
         if store:
             try:
                 self._store.confirm(gang, self._number, lacks_storage)
@@ -365,18 +390,28 @@ class Snapshots:
                 log.error("%s. The job stops without it", error)
             else:
                 train.checkpointed(step)
-        self._left = step, time.perf_counter(), True
+        self._pace.left(step, copied=True)
         return True
 
-    def _entered(self, step: int) -> None:
-        """Measure the time since the last call of `save`, unless the copy is a GPU's."""
-        if self._left is not None and not (self._overlap and self._overlap.is_on_device):
-            last, left, copied = self._left
-            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
+    def _held(self, stop: StopCopy, step: int, state: Any, is_due: bool) -> Any:
+        """Hold the state for a copy at a stop if all ranks do; return it."""
+        if not stop.is_on:
+            return state
+        began = time.perf_counter()
+        state = _value(state)
+        version = Version(step, self._number)
+        # The same as that of the regular snapshot, which another rank may complete.
+        part = Part(version, SHARED, 0, self._last_step)
+        if not is_due:
+            part = part_at_stop(version, self._next_step - self._last_step)
+        stop.hold(part, self._newest, state, began)
+        return state
 
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers."""
         try:
+            if self._stop is not None:
+                self._stop.close()
             if self._overlap is not None:
                 self._overlap.wait()
         finally:
@@ -400,13 +435,16 @@ class Snapshots:
         reached = self._memory.reached()
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
-        begin = _BEGIN.pack(secrets.randbits(32), has_place, stores, *reached)
+        holds = self._stop is not None and self._stop.can_hold and not self._sharded
+        begin = _BEGIN.pack(secrets.randbits(32), has_place, stores, holds, *reached)
         told = gang.gather(begin, is_fixed=True)
         drawn = [_BEGIN.unpack(content) for content in told]
         self._number = next_gang(offers, drawn[0][0])
         self._has_place = any(place for _, place, *_ in drawn)
         self._store.is_shared = any(stores for _, _, stores, *_ in drawn)
-        lost = lost_since(step, [Reached(*fields) for _, _, _, *fields in drawn])
+        if self._stop is not None:
+            self._stop.start(all(holds for _, _, _, holds, *_ in drawn))
+        lost = lost_since(step, [Reached(*fields) for _, _, _, _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
         self._memory.report_refusal()
         if "lost" not in lost:
@@ -462,19 +500,15 @@ class Snapshots:
         replicates: bool,
     ) -> None:
         for part, body in parts:
+            began = time.monotonic()
             self._memory.commit(part, body)
+            if self._stop is not None and part.rank == SHARED:
+                self._stop.measured(body.size, time.monotonic() - began)
         if self._memory.buffers is not None:  # a rank without parts lacks nothing
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         if replicates:
             self._replicate([part for part, _ in parts])
         self._store.write(stored)
-
-    def _spent(self) -> Cost | None:
-        """Return the cost of the last snapshot, which is complete; None before the first."""
-        if self._cost is None:
-            return None
-        waited, copied = (0.0, 0.0) if self._overlap is None else self._overlap.spent_seconds()
-        return Cost(self._cost + waited, self._cost, copied)
 
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
@@ -483,23 +517,26 @@ class Snapshots:
         is due for storage. A rank enters with its last snapshot complete, so after the exchange all
         ranks have that one, and may overwrite the one before.
         """
-        steps = self._interval.proposed(step, time.monotonic(), self._spent())
+        stop = self._stop
+        steps = self._pace.proposed(step, 0.0 if stop is None else stop.share)
         replication, begins = self._replication, False
         store = self._store
         store_due = store.is_due(step)
-        exchanges = self._interval.is_measured or self._overlap is not None
-        exchanges = exchanges or store.is_timed or store_due
+        exchanges = self._pace.is_measured or store.is_timed or store_due
         if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
             is_time = store.is_time()
             is_busy = store.is_busy(store_due or is_time)
-            mine = _PROPOSAL.pack(steps, state, is_time, is_busy, store.complete_step)
+            holds = stop is not None and not self._sharded and stop.wants()
+            mine = _PROPOSAL.pack(steps, state, is_time, is_busy, holds, store.complete_step)
             told = gang.gather(mine, is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
             store.record_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
             # A version that one rank does not write would be incomplete.
             store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
+            if stop is not None:
+                stop.agreed(all(each[4] for each in proposals))
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, *_ in proposals])
                 self._report.change(replicated=replication.replicated_step)
@@ -516,15 +553,21 @@ def _await(overlap: Overlap) -> None:
 
 
 def _finish(
-    overlap: weakref.ReferenceType[Overlap] | None, store: weakref.ReferenceType[SnapshotStore]
+    overlap: weakref.ReferenceType[Overlap] | None,
+    store: weakref.ReferenceType[SnapshotStore],
+    stop: weakref.ReferenceType[StopCopy] | None,
 ) -> None:
     """Wait at the end of the process for the last copy, which begins the write to storage.
 
-    Then wait for that write, as long as storage answers.
+    After an exception copy the state of the last step too. Then wait for the write to storage, as
+    long as that answers.
     """
     copies, writes = None if overlap is None else overlap(), store()
+    stops = None if stop is None else stop()
     if copies is not None:
         _await(copies)
+    if stops is not None and ended_with_error():
+        stops.commit(COPY_SECONDS)
     if writes is not None:
         writes.end()
 

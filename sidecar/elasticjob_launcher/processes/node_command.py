@@ -157,7 +157,10 @@ class NodeCommand:
         elif self._waits:
             self._answer(current)
 
-    def stop(self, number: int, grace_seconds: float, dump: bool = False) -> None:
+    def stop(
+        self, number: int, grace_seconds: float, dump: bool = False, *, copies: bool = False
+    ) -> None:
+        """Stop the round's workers. `copies` has no effect: torchrun ends them by itself."""
         current = self._active
         if current is None or current.number != number:
             self._emit({"type": "stopped", "round": number})

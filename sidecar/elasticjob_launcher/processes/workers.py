@@ -28,7 +28,9 @@ from elasticjob_launcher.processes.process_info import (
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
+from elasticjob_launcher.processes.stop_copies import StopCopies
 from elasticjob_launcher.processes.worker_stream import WorkerStream
+from elasticjob_launcher.snapshot_folder import VARIABLE
 from elasticjob_launcher.wire import exit_event
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Round:
         self.killed = False
         self.dumped = False
         self.unasked = False
+        self.copies: StopCopies | None = None
         self.kill_timer: Timer | None = None
         self.watch = StuckWatch()
         self.stuck = ""
@@ -169,14 +172,24 @@ class Workers:
             self._record_exit(current, local_rank, 0, failure.exit_code, None, failure.message, "")
         self._check_groups()
 
-    def stop(self, number: int, grace_seconds: float, dump: bool = False) -> None:
+    def stop(
+        self, number: int, grace_seconds: float, dump: bool = False, *, copies: bool = False
+    ) -> None:
+        """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
+
+        With `copies` the workers first copy the training state of their last step to the folder of
+        snapshots. A further stop ends that wait, as does the end of their permission to live.
+        """
         current = self._round
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
         elif not current.begun:
             self._check_groups()
-        elif grace_seconds <= 0:
-            self._kill(current)
+        elif grace_seconds <= 0 or current.copies is not None:
+            if copies and not current.terminated and current.copies is None:
+                self._copy(current)
+            else:
+                self._kill(current)
         elif dump and not current.terminated:
             self._dump(current, grace_seconds)
         else:
@@ -268,10 +281,20 @@ class Workers:
                 current.kill_timer.cancel()
             current.kill_timer = self._loop.call_later(grace_seconds, lambda: self._kill(current))
 
+    def _copy(self, current: Round) -> None:
+        """Kill the workers once those that can have copied their state."""
+        running = [worker.local_rank for worker in current.workers if not worker.exited]
+        folder = self._base_env.get(VARIABLE, "")
+        current.copies = StopCopies(self._loop, folder, running, lambda: self._kill(current))
+        if not current.copies.pending:
+            self._kill(current)
+
     def _kill(self, current: Round) -> None:
         if current.gone:
             return
         current.terminated = current.killed = True
+        if current.copies is not None:
+            current.copies.close()
         if current.kill_timer is not None:
             current.kill_timer.cancel()
         self._signal_groups(current, signal.SIGKILL)
@@ -322,6 +345,8 @@ class Workers:
         tail = errors.long_tail if current.dumped else errors.tail
         memory = code != 0 and not current.killed and self._memory.explains_exit()
         self._record_exit(current, worker.local_rank, pid, code, signum, "", tail, memory)
+        if current.copies is not None:
+            current.copies.ended(worker.local_rank)
 
     def _record_exit(
         self,
@@ -362,6 +387,8 @@ class Workers:
             current.gone = True
             if current.kill_timer is not None:
                 current.kill_timer.cancel()
+            if current.copies is not None:
+                current.copies.close()
             self._emit({"type": "stopped", "round": current.number})
 
 

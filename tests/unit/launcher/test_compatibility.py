@@ -36,8 +36,9 @@ FRAMEWORKS = [
         "initialization.py",
         "overlap.py",
         "sharding.py",
+        "stop_copy.py",
     )
-]
+]  # fmt: skip
 """Modules that import a framework in the functions that need it."""
 # Attributes and names newer than 3.8, which must not be used.
 NEWER_NAMES = {

@@ -21,7 +21,7 @@ from elasticjob.train import Snapshots, exclusive, overlap
 from elasticjob.train.agreement import Part
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.interval import COSTS, GROWTH, PLAIN_STEPS, Cost, Interval
-from elasticjob.train.overlap import Overlap
+from elasticjob.train.overlap import Optimizers, Overlap
 from elasticjob.train.part_files import Body
 
 WIDTH = 200  # a weight of 160 KB: not copied at once
@@ -122,25 +122,29 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
     assert_same(expected, found.state)
 
 
-def test_optimizer_of_a_model_made_after_the_restore_waits_for_its_copies(
+def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(
     memory: Path, slow: tuple[threading.Event, list[str]]
 ) -> None:
     made: list[Training] = []
-    snapshots = Snapshots(every_steps=1, optimizers=lambda: made[0].optimizer)
-    assert snapshots.restore() is None
-    made.append(Training())
-    made[0].backward()
-    made[0].optimizer.step()
-    expected = copied(made[0].state())
-    snapshots.save(1, made[0].state())
-    made[0].backward()
-    slow[1].append("backward")
-    made[0].optimizer.step()
-    slow[1].append("stepped")
+    snapshots = Snapshots(every_steps=1, optimizers=lambda: made[-1].optimizer)
+    for step in (1, 2):
+        snapshots.restore()
+        training = Training()
+        made.append(training)
+        training.backward()
+        training.optimizer.step()
+        expected = copied(training.state())
+        slow[1].clear()
+        snapshots.save(step, training.state())
+        training.backward()
+        slow[1].append("backward")
+        training.optimizer.step()
+        slow[1].append("stepped")
+        assert slow[1] == ["backward", "copied", "stepped"]
     snapshots.close()
-    assert slow[1] == ["backward", "copied", "stepped"]
     found = Snapshots().restore()
     assert found is not None
+    assert found.step == 2
     assert_same(expected, found.state)
 
 
@@ -278,8 +282,8 @@ def test_snapshots_leave_neither_hook_nor_thread_behind(memory: Path) -> None:
         snapshots.restore()
         snapshots.save(step, training.state())
         snapshots.close()
-        assert len(training.optimizer._optimizer_step_pre_hooks) == 1
-        copying = [each for each in threading.enumerate() if "snapshot-copy" in each.name]
+        assert len(training.optimizer._optimizer_step_pre_hooks) == 2
+        copying = [each for each in threading.enumerate() if "-copy" in each.name]
         del snapshots
         gc.collect()
         assert not training.optimizer._optimizer_step_pre_hooks
@@ -423,7 +427,7 @@ def test_optimizers_step_waits_for_copies_from_a_device_on_the_device_alone(
         lambda source, target, stream: device.events.append(f"copy on {stream.name}"),
     )
     training = Training()
-    copies = Overlap([training.optimizer])
+    copies = Overlap(Optimizers(training.optimizer))
     copies.begin()
     weight = training.model[0].weight
     first = copies._from_device(weight, is_source)

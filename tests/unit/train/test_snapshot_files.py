@@ -299,7 +299,7 @@ def test_buffers_alternate_and_change_their_size(tmp_path: Path) -> None:
     for step in range(1, 6):
         memory.commit(part(step), body(step, 1000 * (6 - step)))
     assert sorted(each.version.step for each in memory.parts()) == [4, 5]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.0", "shared.1"]
+    assert sorted(path.name for path in tmp_path.glob("shared.*")) == ["shared.0", "shared.1"]
 
 
 def test_damaged_part_is_overwritten_before_a_good_one(tmp_path: Path) -> None:

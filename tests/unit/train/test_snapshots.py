@@ -24,7 +24,7 @@ from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import complete_versions
 from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.overlap import Overlap
+from elasticjob.train.overlap import Optimizers, Overlap
 from elasticjob.train.part_files import CorruptSnapshot, read
 from elasticjob.train.storage import StorageWrite
 
@@ -575,7 +575,7 @@ def test_error_of_the_last_copy_is_no_error_of_the_next_restore(
     def fail() -> None:
         raise ValueError("no memory")
 
-    snapshots._overlap = Overlap(())
+    snapshots._overlap = Overlap(Optimizers(()))
     snapshots._overlap.start(fail)
     found = snapshots.restore()
     assert found is not None

@@ -1,0 +1,408 @@
+"""Copy of the state of the last step once the workers are stopped, between two regular snapshots.
+
+From a call of `save` until the next step of an optimizer, parameters and optimizers hold exactly
+the saved step. A fault of another rank stops this one there, in its backward. So each call of
+`save` keeps the state: references to tensors that only the optimizers change, copies of all others.
+The launcher asks for the copy, over a socket in the folder of snapshots, before it kills; a worker
+that ends with an exception makes it by itself. See docs/decisions/0087-a-copy-at-the-stop.md.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticjob.train.codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from elasticjob.train.agreement import Part, Version
+    from elasticjob.train.node_memory import NodeMemory
+    from elasticjob.train.overlap import Optimizers, Overlap
+
+log = logging.getLogger("elasticjob.train")
+
+SOCKET = "asked-"
+"""Prefix of the name of the socket, before the local rank."""
+ANSWER = struct.Struct("<4sI")
+"""Answer to the launcher: `MAGIC`, and the maximum duration of the copy in milliseconds."""
+MAGIC = b"EJSC"
+COPY_SECONDS = 10.0
+"""Maximum duration of a copy, for which the launcher waits."""
+COPIED_BYTES = 16 << 20
+"""Maximum size of the state that each call of `save` copies."""
+BYTES_PER_SECOND = 250e6
+"""Assumed speed of a copy until one is measured."""
+MEASURED = 5
+"""Number of measured times, of which the median counts."""
+RETRY = 10
+"""Number of regular snapshots after which a rank that gave up holding tries again."""
+_SEQUENCES = (list, tuple, set, frozenset)
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
+
+
+class NotHeld(Exception):
+    """State that cannot be held without a copy of most of it."""
+
+
+class Held(NamedTuple):
+    """State of a step.
+
+    Args:
+        part: the shared part that a copy writes.
+        keep: newest version of all ranks, which a copy does not overwrite.
+        size: bytes of its tensors.
+    """
+
+    part: Part
+    keep: Version
+    state: Any
+    size: int
+
+
+class StopCopy:
+    """State of the last step, and its copy to the memory of the node at a stop.
+
+    Args:
+        optimizers: all that change parameters.
+        overlap: their regular copies, one in progress is completed at a stop.
+        max_overhead: largest share of the training time that snapshots take.
+    """
+
+    def __init__(
+        self,
+        optimizers: Optimizers,
+        overlap: Overlap,
+        memory: NodeMemory,
+        local_rank: int,
+        max_overhead: float,
+    ) -> None:
+        self.is_on = False
+        """True if all ranks hold: `state` is then called in each step of all of them."""
+        self._optimizers = optimizers
+        self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
+        self._most = max_overhead / 2
+        self._changed = threading.Condition()
+        self._held: Held | None = None
+        self._size = 0
+        self._is_refused, self._rounds_off = False, 0
+        self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._last: tuple[int, float] | None = None
+        self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._keep: Version | None = None
+        self._keep_at = self._taken_at = time.monotonic()
+        self._pid = 0
+        self._listener: weakref.finalize[..., StopCopy] | None = None
+        optimizers.before_steps(self, StopCopy.release)
+
+    # --- each step
+
+    @property
+    def can_hold(self) -> bool:
+        """True if there is memory on this node, and all known parameters are in CPU memory."""
+        groups = [group for each in self._optimizers.all for group in each.param_groups]
+        on_cpu = all(tensor.device.type == "cpu" for group in groups for tensor in group["params"])
+        return self._memory.buffers is not None and on_cpu
+
+    def start(self, is_on: bool) -> None:
+        """Begin after a restore, in which the ranks have agreed to hold, or not."""
+        self.release()
+        self.is_on = is_on
+        self._is_refused, self._rounds_off = False, 0
+        self._costs.clear()
+        self._steps.clear()
+        self._last = None
+        self._keep_at = self._taken_at = time.monotonic()
+
+    def wants(self) -> bool:
+        """Return True if this rank proposes to hold until the next regular snapshot."""
+        if not self.is_on:
+            self._rounds_off += 1
+            if self._rounds_off >= RETRY:
+                self._rounds_off, self._is_refused = 0, False
+                self._costs.clear()
+        is_cheap = len(self._costs) < MEASURED or self._measured_share() <= self._most
+        return is_cheap and not self._is_refused and self.can_hold
+
+    def agreed(self, is_on: bool) -> None:
+        """Hold until the next regular snapshot, or not, as all ranks do."""
+        if self.is_on and not is_on:
+            self.release()
+        self.is_on = is_on
+
+    @property
+    def share(self) -> float:
+        """Share of the steps' time that it takes to hold the state."""
+        return self._measured_share() if self.is_on else 0.0
+
+    def _measured_share(self) -> float:
+        if not self._costs or not self._steps:
+            return 0.0
+        step = statistics.median(self._steps)
+        return statistics.median(self._costs) / step if step > 0 else 1.0
+
+    def refuse(self) -> None:
+        """Hold no state of this round: that of the ranks themselves is needed with it."""
+        self.release()
+        self.is_on, self._is_refused = False, True
+
+    def hold(self, part: Part, keep: Version, state: Any, began: float) -> None:
+        """Keep the state until the next step of an optimizer.
+
+        Args:
+            began: time by `time.perf_counter` at which the state was asked for.
+        """
+        if self._last is not None and part.version.step > self._last[0]:
+            steps, seconds = part.version.step - self._last[0], began - self._last[1]
+            self._steps.append(seconds / steps)
+        self._last = part.version.step, began
+        if keep != self._keep:
+            self._keep, self._keep_at = keep, self._taken_at
+        held = None
+        try:
+            copies = _Copies(self._optimizers.all)
+            held = Held(part, keep, copies.held(state), copies.size)
+            self._size = copies.size
+        except (NotHeld, RecursionError):
+            self._is_refused = True
+        with self._changed:
+            self._held = held
+            self._changed.notify_all()
+        self._costs.append(time.perf_counter() - began)
+
+    def release(self) -> None:
+        """Give up the state, before it changes; wait for a copy of it."""
+        if self._pid != os.getpid():  # in a fork the lock may stay held
+            return
+        with self._changed:
+            self._held = None
+
+    def taken(self) -> None:
+        """Record a regular snapshot, which the states of later steps keep."""
+        self._taken_at = time.monotonic()
+
+    def measured(self, size: int, seconds: float) -> None:
+        """Record the duration of a write to the memory of the node."""
+        if size and seconds > 0:
+            self._rates.append(size / seconds)
+            self._size = max(size, self._size)
+
+    # --- the stop
+
+    def commit(self, seconds: float, patience: float = 0.0) -> bool:
+        """Copy the held state; return True if a rank has written its step to the node.
+
+        Args:
+            seconds: maximum time until the copy begins.
+            patience: maximum wait for the state of a step whose optimizers are at work.
+        """
+        if self._pid != os.getpid():
+            return False
+        deadline = time.monotonic() + seconds
+        self._overlap.settle(seconds)
+        with self._changed:
+            self._changed.wait_for(lambda: self._held is not None or not self.is_on, patience)
+            held, buffers = self._held, self._memory.buffers
+            self._held = None
+            if held is None or buffers is None or not self._is_worth_it(held.size):
+                return False
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
+            except (OSError, TypeError) as error:
+                log.warning(
+                    "no copy of step %d at the stop: %s. The last snapshot remains",
+                    held.part.version.step,
+                    error,
+                )
+                return False
+
+    def answer(self, link: socket.socket) -> None:
+        """Copy the state for the launcher, which closes its side when it waits no longer."""
+        seconds = self._limit_seconds()
+        if not seconds:
+            return
+        link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
+        self.commit(seconds, seconds)
+
+    def _limit_seconds(self) -> float:
+        """Return the maximum duration of a copy; 0 for none."""
+        is_useful = self.is_on and not self._is_refused and self._is_worth_it(self._size)
+        if not is_useful and not self._overlap.is_copying:
+            return 0.0
+        if not self._size:
+            return COPY_SECONDS
+        step = statistics.median(self._steps) if self._steps else 1.0
+        return min(COPY_SECONDS, 1.0 + 3 * self._copy_seconds(self._size) + 2 * step)
+
+    def _is_worth_it(self, size: int) -> bool:
+        """Return True if a copy takes less time than the steps since the last snapshot."""
+        needed = self._copy_seconds(size)
+        return needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
+
+    def _copy_seconds(self, size: int) -> float:
+        rate = statistics.median(self._rates) if self._rates else BYTES_PER_SECOND
+        return size / rate
+
+    # --- the socket
+
+    def listen(self) -> None:
+        """Listen for the launcher, once in this process."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        folder = self._memory.folder
+        if folder is None:
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _opened(str(folder)) as held:  # the length of a socket's path is limited
+                path = f"/proc/self/fd/{held}/{SOCKET}{self._local_rank}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # noqa: PTH108
+                listener.bind(path)
+            listener.listen(1)
+        except OSError as error:
+            listener.close()
+            log.warning("a stop of this worker takes no snapshot: %s: %s", folder, error.strerror)
+            return
+        threading.Thread(
+            target=_serve,
+            args=(listener, weakref.ref(self)),
+            name="elasticjob-stop-copy",
+            daemon=True,
+        ).start()
+        self._listener = weakref.finalize(self, _close, listener, os.getpid())
+        self._listener.atexit = False
+
+    def close(self) -> None:
+        """End the copies of this object."""
+        self.release()
+        self.is_on = False
+        if self._listener is not None:
+            self._listener()
+        self._pid = 0
+
+
+def ended_with_error() -> bool:
+    """Return True if the program is known to end with an exception.
+
+    The interpreter does not record that of `sys.exit`.
+    """
+    kind, value, _ = sys.exc_info()  # in the end of a process of multiprocessing
+    if kind is None:
+        kind = getattr(sys, "last_type", None)
+        value = getattr(sys, "last_value", None)
+    if kind is None:
+        return False
+    return not (issubclass(kind, SystemExit) and not getattr(value, "code", 1))
+
+
+class _Copies:
+    """One pass over a state: containers and small tensors are copied, those of optimizers are not.
+
+    Values of other types, which a snapshot refuses, stay as they are.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        import torch
+
+        self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
+        self._strided = torch.strided
+        self._sources = _memory_of(optimizers)
+        self._copied = 0
+        self.size = 0
+
+    def held(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, self._tensor):
+            return self._of_tensor(value)
+        if kind in _MAPPINGS:
+            return kind({key: self.held(item) for key, item in value.items()})
+        if kind in _SEQUENCES:
+            return kind([self.held(item) for item in value])
+        if kind is bytearray:
+            return bytearray(value)
+        if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "nbytes"):
+            self._count(value.nbytes)
+            return value.copy()
+        return value
+
+    def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_plain = type(tensor) in self._plain and tensor.layout is self._strided
+        if not is_plain or tensor.device.type != "cpu":
+            raise NotHeld
+        size = tensor.nbytes
+        self.size += size
+        if (tensor.data_ptr(), size) in self._sources:
+            return tensor
+        self._count(size)
+        return tensor.detach().clone()
+
+    def _count(self, size: int) -> None:
+        self._copied += size
+        if self._copied > COPIED_BYTES:
+            raise NotHeld
+
+
+def _memory_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[tuple[int, int]]:
+    """Return address and size of each tensor that only the steps of the optimizers change."""
+    import torch
+
+    found: set[tuple[int, int]] = set()
+    try:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                found.update((each.data_ptr(), each.nbytes) for each in group["params"])
+            for state in optimizer.state.values():
+                tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
+                found.update((each.data_ptr(), each.nbytes) for each in tensors)
+    except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+        raise NotHeld from error
+    found.discard((0, 0))
+    return found
+
+
+def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:
+    """Copy the state of `owner` for each connection, until the socket is closed."""
+    while True:
+        try:
+            link, _ = listener.accept()
+        except OSError:
+            return
+        with link, contextlib.suppress(OSError):
+            found = owner()
+            if found is not None:
+                found.answer(link)
+            del found
+
+
+def _close(listener: socket.socket, pid: int) -> None:
+    if pid == os.getpid():
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+    listener.close()
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield held
+    finally:
+        os.close(held)

@@ -1,0 +1,122 @@
+"""Copies of the training state that workers make before they are killed.
+
+A worker with `elasticjob.train.Snapshots` listens on a socket in the launcher's folder of
+snapshots. A connection asks it to copy the state of its last step to that folder. It answers with
+the maximum duration and closes the connection once the copy is complete, or at once without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from elasticjob_launcher.loop import Loop, Timer
+
+SOCKET = "asked-"
+"""Prefix of a worker's socket, before its local rank."""
+ANSWER = struct.Struct("<4sI")
+"""Answer of a worker: `MAGIC`, and the maximum duration of its copy in milliseconds."""
+MAGIC = b"EJSC"
+ANSWER_SECONDS = 2.0
+"""Maximum wait for the answer."""
+COPY_SECONDS = 10.0
+"""Maximum wait for a copy, also after a larger answer."""
+
+
+class StopCopies:
+    """Copies that the workers of a node make for one stop.
+
+    Args:
+        folder: folder of snapshots; empty for none.
+        local_ranks: workers to ask.
+        done: called once no worker copies any more; not during this call, nor after `close`.
+    """
+
+    def __init__(
+        self, loop: Loop, folder: str, local_ranks: Iterable[int], done: Callable[[], object]
+    ) -> None:
+        self._loop = loop
+        self._done = done
+        self._links: dict[int, socket.socket] = {}
+        self._timers: dict[int, Timer] = {}
+        self._answered: set[int] = set()
+        for rank in local_ranks if folder else ():
+            link = _connected(folder, rank)
+            if link is not None:
+                self._links[rank] = link
+                loop.watch(link.fileno(), partial(self._received, rank))
+                self._timers[rank] = loop.call_later(ANSWER_SECONDS, partial(self.ended, rank))
+
+    @property
+    def pending(self) -> bool:
+        """True while a worker may copy."""
+        return bool(self._links)
+
+    def ended(self, local_rank: int) -> None:
+        """Wait no longer for this worker."""
+        if local_rank in self._links:
+            self._drop(local_rank)
+            if not self._links:
+                self._done()
+
+    def close(self) -> None:
+        """Wait for no worker."""
+        for rank in list(self._links):
+            self._drop(rank)
+
+    def _received(self, rank: int) -> None:
+        link = self._links.get(rank)
+        if link is None:
+            return
+        try:
+            data = link.recv(ANSWER.size)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        limit = 0.0
+        if rank not in self._answered and len(data) == ANSWER.size:
+            magic, milliseconds = ANSWER.unpack(data)
+            limit = milliseconds / 1000 if magic == MAGIC else 0.0
+        if not limit:
+            self.ended(rank)
+            return
+        self._answered.add(rank)
+        self._timers[rank].cancel()
+        limit = min(limit, COPY_SECONDS)
+        self._timers[rank] = self._loop.call_later(limit, partial(self.ended, rank))
+
+    def _drop(self, rank: int) -> None:
+        self._timers.pop(rank).cancel()
+        link = self._links.pop(rank)
+        self._loop.unwatch(link.fileno())
+        link.close()
+
+
+def _connected(folder: str, local_rank: int) -> socket.socket | None:
+    """Return a connection to a worker; None if it does not listen.
+
+    The path goes through a descriptor of the folder: the length of a socket's path is limited.
+    """
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link.setblocking(False)
+        with _opened(folder) as held:
+            link.connect(f"/proc/self/fd/{held}/{SOCKET}{local_rank}")
+    except (OSError, ValueError):
+        link.close()
+        return None
+    return link
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield held
+    finally:
+        os.close(held)

@@ -1,0 +1,149 @@
+"""Copies at the stop with `elasticjob run`: faults repeat no step, and change no bit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig
+
+__all__ = ["rig"]
+
+STEPS_BETWEEN = 6
+SPEC: Any = {"recovery": {"stopGraceSeconds": 3}, "maxRestarts": 5}
+SCRIPT = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from elasticjob import train
+
+steps, raises_at, marker = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path("raised")
+torch.set_num_threads(1)
+torch.manual_seed(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
+# The statistics change in forward; each rank draws its own samples.
+model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300),
+                            torch.nn.Linear(300, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+snapshots = train.Snapshots(every_steps=1000, optimizers=optimizer)
+step, lost = 0, None
+if (found := snapshots.restore()) is not None:
+    step, lost = found.step, found.lost_steps
+    model.load_state_dict(found.state["model"])
+    optimizer.load_state_dict(found.state["optimizer"])
+if rank == 0:
+    print(f"restored {step} lost {lost}", flush=True)
+parallel = DistributedDataParallel(model)
+
+def state():
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+while step < steps:
+    samples = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    if step == raises_at and rank == world - 1 and not marker.exists():
+        marker.touch()
+        raise RuntimeError("planned")
+    loss = parallel(samples).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    step += 1
+    train.progress(step)
+    snapshots.save(step, state)
+    print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
+    time.sleep(0.2)
+"""
+LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
+
+
+def manifest(rig: LocalRig, name: str, steps: int, nodes: int, raises_at: int = -1) -> Path:
+    (rig.job / "work.py").write_text(SCRIPT)
+    return rig.manifest(
+        name, command=["python3", "work.py", str(steps), str(raises_at)], nodes=nodes,
+        minNodes=nodes, maxNodes=nodes, nprocPerNode=2 // nodes, **SPEC,
+    )  # fmt: skip
+
+
+def expected(rig: LocalRig, steps: int) -> dict[int, str]:
+    """Return the loss of each step of an undisturbed run."""
+    calm = rig.call("run", manifest(rig, "calm", steps, 1), "--plain", "--logs")
+    assert calm.returncode == 0, calm.stdout + calm.stderr
+    found = {int(step): loss for step, _, loss in LINE.findall(calm.stdout)}
+    assert sorted(found) == list(range(1, steps + 1))
+    return found
+
+
+def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
+    """Return the output of a run with a fault of a rank after every few steps."""
+    runner = rig.start(path, "--plain", "--logs")
+    assert runner.stdout is not None
+    output, done = "", 0
+    for line in runner.stdout:
+        output += line
+        found = LINE.search(line)
+        if found and done < len(faults) and int(found[1]) >= (done + 1) * STEPS_BETWEEN:
+            kind, rank = faults[done]
+            if kind == "node":
+                assert rig.call("fault", "kill-node", name, f"{name}-{rank}").returncode == 0
+            else:
+                pids = [
+                    int(each.name.partition("-")[2])
+                    for each in rig.job.glob("worker-*")
+                    if each.read_text() == str(rank)
+                ]
+                for pid in pids:
+                    if Path(f"/proc/{pid}").exists():
+                        os.kill(pid, signal.SIGKILL)
+            done += 1
+    assert runner.wait(timeout=PATIENCE_SECONDS) == 0, output
+    assert done == len(faults), output
+    return output
+
+
+def assert_nothing_lost(output: str, losses: dict[int, str], faults: int) -> None:
+    told = LINE.findall(output)
+    assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
+    restored = re.findall(r"restored (\d+) lost (\w+)", output)
+    assert len(restored) == faults + 1, output
+    # A rank that was killed just after a step may have been one ahead of all others.
+    assert all(int(step) > 0 and int(lost) <= 1 for step, lost in restored[1:]), restored
+    assert sum(int(lost) for _, lost in restored[1:]) < faults, restored
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_killed_workers_repeat_no_step(rig: LocalRig, nodes: int) -> None:
+    """Rank 0 of the node writes the regular snapshots: the other rank copies in its place."""
+    faults = [("worker", 0), ("worker", 1)]
+    losses = expected(rig, 18)
+    output = disturbed(rig, manifest(rig, "killed", 18, nodes), "killed", faults)
+    assert_nothing_lost(output, losses, len(faults))
+
+
+@pytest.mark.timeout(300)
+def test_lost_node_repeats_no_step(rig: LocalRig) -> None:
+    losses = expected(rig, 12)
+    output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [("node", 0)])
+    told = LINE.findall(output)
+    assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
+    restored = [int(step) for step, _ in re.findall(r"restored (\d+) lost (\w+)", output)]
+    assert len(restored) == 2, output
+    assert restored[1] >= STEPS_BETWEEN - 1, output
+
+
+@pytest.mark.timeout(300)
+def test_worker_that_raises_repeats_no_step(rig: LocalRig) -> None:
+    losses = expected(rig, 12)
+    output = disturbed(rig, manifest(rig, "raises", 12, 2, raises_at=7), "raises", [])
+    assert "planned" in output
+    assert_nothing_lost(output, losses, 1)
+    assert re.findall(r"restored (\d+)", output)[1] == "7"

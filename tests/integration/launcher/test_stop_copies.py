@@ -1,0 +1,205 @@
+"""Copies of the training state before workers are killed: waits of a real launcher, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.worker_runtime import Started, Stopped
+from tests.integration.launcher_rig import (
+    AgentProcess,
+    StartLauncher,
+    alive,
+    attached,
+    launcher_file,
+    process_tag,
+    python,
+    soon,
+    start_launcher,
+    start_workers,
+    until,
+)
+
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
+
+LONG_MS, SHORT_MS = 9000, 300
+LONG_SECONDS = 6.0
+"""Less than a long copy, more than a busy machine needs to kill."""
+WORKER = """
+import os, socket, struct, sys, time
+folder, (out, rank) = os.environ["ELASTICJOB_SNAPSHOT_FOLDER"], sys.argv[1:]
+os.chdir(folder)
+{prepare}
+open(out + "/folder", "w").write(folder)
+open(out + "/ready-" + rank, "w").close()
+{then}
+time.sleep(1000)
+"""
+LISTENS = "s = socket.socket(socket.AF_UNIX); s.bind('asked-' + rank); s.listen(1)"
+ANSWERS = """
+link, _ = s.accept()
+open(out + "/asked-" + rank, "w").close()
+link.sendall(struct.pack("<4sI", b"EJSC", {milliseconds}))
+time.sleep({seconds})
+open(out + "/copied-" + rank, "w").close()
+{end}
+"""
+
+
+def worker(out: Path, rank: int, prepare: str, then: str = "") -> tuple[str, ...]:
+    return (*python(WORKER.format(prepare=prepare, then=then)), str(out), str(rank))
+
+
+def answers(milliseconds: int, seconds: float, end: str = "link.close()") -> str:
+    return ANSWERS.format(milliseconds=milliseconds, seconds=seconds, end=end)
+
+
+def run(
+    start: StartLauncher,
+    out: Path,
+    workers: list[tuple[str, ...]],
+    then: Callable[[Any, list[int]], Awaitable[None]],
+) -> float:
+    """Start a round, wait until its workers are ready, call `then`; return the time to its end."""
+
+    async def scenario() -> float:
+        runtime, events, _ = await attached(start())
+        await runtime.start(start_workers(1, *workers))
+        started = await until(events, Started)
+        await soon(lambda: len(list(out.glob("ready-*"))) == len(workers))
+        pids = [started.pids[rank] for rank in sorted(started.pids)]
+        began = time.monotonic()
+        await then(runtime, pids)
+        await until(events, Stopped)
+        assert not any(map(alive, pids))
+        took = time.monotonic() - began
+        await runtime.aclose()
+        return took
+
+    return asyncio.run(scenario())
+
+
+async def stop(runtime: Any, _: list[int]) -> None:
+    await runtime.stop(1, 0)
+
+
+def test_workers_are_killed_once_all_have_copied(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    workers = [
+        worker(tmp_path, 0, "", ""),  # it knows nothing of snapshots
+        worker(tmp_path, 1, LISTENS, answers(LONG_MS, 0.1)),
+        worker(tmp_path, 2, LISTENS, answers(LONG_MS, 0.5)),
+    ]
+    assert run(start_launcher, tmp_path, workers, stop) < LONG_SECONDS
+    assert (tmp_path / "copied-1").exists()
+    assert (tmp_path / "copied-2").exists()
+
+
+def test_worker_that_exits_while_it_copies_ends_the_wait(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    workers = [worker(tmp_path, 0, LISTENS, answers(LONG_MS, 0.1, "os._exit(1)"))]
+    assert run(start_launcher, tmp_path, workers, stop) < LONG_SECONDS
+    assert (tmp_path / "copied-0").exists()
+
+
+def test_limit_of_a_copy_ends_the_wait(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    workers = [worker(tmp_path, 0, LISTENS, answers(SHORT_MS, 1000))]
+    run(start_launcher, tmp_path, workers, stop)
+    assert (tmp_path / "asked-0").exists()
+    assert not (tmp_path / "copied-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "then"),
+    [
+        ("os.symlink('/dev/zero', 'asked-0')", ""),
+        ("os.symlink('asked-0', 'asked-0')", ""),
+        ("os.mkdir('asked-0')", ""),
+        ("os.mkfifo('asked-0')", ""),
+        ("open('asked-0', 'w').write('x' * 1000)", ""),
+        (LISTENS + "; s.close()", ""),
+        (LISTENS, "s.accept()[0].sendall(b'x' * 100000)"),
+        (LISTENS, "s.accept()[0].sendall(struct.pack('<4sI', b'EJS?', 5000))"),
+        (LISTENS, "s.accept()[0].close()"),
+        (LISTENS, "link, _ = s.accept(); time.sleep(1000)"),  # no answer
+        (LISTENS, "time.sleep(1000)"),
+        (LISTENS + "; os.rename(folder, folder + '.moved')", ""),
+        (LISTENS + "; os.rename(folder, folder + '.m'); os.symlink(folder + '.m', folder)", ""),
+    ],
+)
+def test_worker_that_does_not_answer_properly_is_killed(
+    start_launcher: StartLauncher, tmp_path: Path, prepare: str, then: str
+) -> None:
+    workers = [worker(tmp_path, 0, prepare, then)]
+    assert run(start_launcher, tmp_path, workers, stop) < LONG_SECONDS
+    folder = (tmp_path / "folder").read_text()
+    for end in ("", ".m", ".moved"):
+        path = Path(folder + end)
+        if path.is_symlink():
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def test_limit_of_a_worker_is_capped(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    workers = [worker(tmp_path, 0, LISTENS, answers(2**32 - 1, 1000))]
+    assert run(start_launcher, tmp_path, workers, stop) < 60.0
+
+
+def test_second_stop_ends_the_wait(start_launcher: StartLauncher, tmp_path: Path) -> None:
+    async def twice(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 0)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, 0)
+
+    workers = [worker(tmp_path, 0, LISTENS, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, twice) < LONG_SECONDS
+
+
+def test_stop_after_a_grace_period_asks_for_no_copy(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def gracefully(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 60)
+        await runtime.stop(1, 0)
+
+    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LISTENS
+    workers = [worker(tmp_path, 0, ignores, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, gracefully) < LONG_SECONDS
+    assert not (tmp_path / "asked-0").exists()
+
+
+def test_deadline_kills_at_once_also_during_a_copy(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    """Other nodes may start a newer round after it: no copy may put it off."""
+    for number, asks in enumerate((False, True)):
+        out = tmp_path / str(number)
+        out.mkdir()
+        command = worker(out, 0, LISTENS, answers(LONG_MS, 1000))
+        launcher = start_launcher()
+        agent = AgentProcess.of(launcher, command, live_seconds=3.0)
+        [pid] = agent.worker_pids
+
+        async def scenario(out: Path = out, launcher: Any = launcher, asks: bool = asks) -> None:
+            await soon(lambda: (out / "ready-0").exists())
+            runtime, events, _ = await attached(launcher)
+            if asks:
+                await runtime.stop(1, 0)
+                await soon(lambda: (out / "asked-0").exists())
+            await until(events, Stopped)
+            await runtime.aclose()
+
+        agent.kill()
+        began = time.monotonic()
+        asyncio.run(scenario())
+        assert not alive(pid)
+        assert time.monotonic() - began < LONG_SECONDS + 3.0
+        assert (out / "asked-0").exists() is asks

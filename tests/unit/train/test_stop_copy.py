@@ -1,0 +1,520 @@
+"""Copy of the state of the last step at a stop: values, waits, limits, crashes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob.train import Snapshots, buffers, part_files, stop_copy
+from elasticjob.train.agreement import (
+    SHARED,
+    Offer,
+    Part,
+    Version,
+    buffer_at_stop,
+    decide,
+    interval_before,
+    part_at_stop,
+)
+from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.part_files import Body
+from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET
+from elasticjob_launcher.processes import stop_copies
+from tests.unit.train.test_overlap import Training, assert_same, copied, memory
+
+__all__ = ["memory"]
+
+PATIENCE_SECONDS = 60.0
+EVERY = 1000
+
+
+def ask(folder: Path, local_rank: int = 0) -> float:
+    """Ask a worker as the launcher does; return the limit in seconds once it has copied."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(PATIENCE_SECONDS)
+        descriptor = os.open(folder, os.O_PATH)
+        link.connect(f"/proc/self/fd/{descriptor}/{SOCKET}{local_rank}")
+        os.close(descriptor)
+        answer = link.recv(100)
+        if not answer:
+            return 0.0
+        magic, milliseconds = ANSWER.unpack(answer)
+        assert magic == MAGIC
+        assert link.recv(100) == b""
+        return float(milliseconds) / 1000
+
+
+def restored() -> Any:
+    found = Snapshots().restore()
+    assert found is not None
+    return found
+
+
+def started(training: Training, **settings: Any) -> Snapshots:
+    snapshots = Snapshots(
+        optimizers=training.optimizer, **{"every_steps": EVERY, "max_overhead": 1.0, **settings}
+    )
+    snapshots.restore()
+    return snapshots
+
+
+def steps(
+    training: Training, snapshots: Snapshots, first: int, last: int, *own: Any
+) -> dict[str, Any]:
+    """Train and save these steps; return the state of the last one."""
+    for step in range(first, last + 1):
+        training.backward()
+        training.optimizer.step()
+        snapshots.save(step, training.state, *own)
+    time.sleep(0.05)  # the copy of such a small state takes less time than was trained
+    found: dict[str, Any] = copied(training.state())
+    return found
+
+
+def test_stop_copies_the_state_of_the_last_step(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 3)
+    training.backward()  # changes the statistics
+    assert 0 < ask(memory) <= stop_copy.COPY_SECONDS
+    found = restored()
+    assert (found.step, found.place, found.lost_steps) == (3, "memory", 0)
+    assert_same(expected, found.state)
+    training.optimizer.step()  # goes on, as if nobody had asked
+    expected = steps(training, snapshots, 5, 6)
+    assert ask(memory)
+    assert restored().step == 6
+    assert_same(expected, restored().state)
+
+
+def test_nothing_is_written_without_a_stop(memory: Path) -> None:
+    training = Training()
+    steps(training, started(training), 1, 3)
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_containers_and_small_values_are_those_of_the_step(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    inner: dict[str, Any] = {"list": [1, (2, "x")], "bytes": bytearray(b"ab"), "set": {1}}
+    state = OrderedDict(model=training.model.state_dict(), inner=inner, rng=torch.get_rng_state())
+    expected = copied(state)
+    expected["inner"] = {"list": [1, (2, "x")], "bytes": bytearray(b"ab"), "set": {1}}
+    snapshots.save(1, state)
+    time.sleep(0.05)
+    inner["list"].append(3)
+    inner["bytes"].extend(b"c")
+    inner["set"].add(2)
+    inner["new"] = 1
+    state["rng"].zero_()
+    state["late"] = None
+    assert ask(memory)
+    found = restored().state
+    assert type(found) is OrderedDict
+    assert_same(expected, found)
+    assert found["inner"] == expected["inner"]
+
+
+def test_step_of_an_optimizer_waits_for_the_copy(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 2)
+    events, begins, ends = [], threading.Event(), threading.Event()
+    real = MemoryBuffers.commit_at_stop
+
+    def commit(*arguments: Any) -> bool:
+        begins.set()
+        ends.wait(0.5)
+        done = real(*arguments)
+        events.append("copied")
+        return done
+
+    monkeypatch.setattr(MemoryBuffers, "commit_at_stop", commit)
+    training.backward()
+    asking = threading.Thread(target=ask, args=(memory,))
+    asking.start()
+    assert begins.wait(PATIENCE_SECONDS)
+    training.optimizer.step()
+    events.append("stepped")
+    ends.set()
+    asking.join()
+    assert events == ["copied", "stepped"]
+    assert_same(expected, restored().state)
+
+
+def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(memory: Path) -> None:
+    """All ranks may be in that step once the launcher asks."""
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 2)
+    assert snapshots._stop is not None
+    snapshots._stop.release()  # as the hook of the optimizer's step does
+    asking = threading.Thread(target=ask, args=(memory,))
+    asking.start()
+    time.sleep(0.3)
+    assert asking.is_alive()
+    expected = steps(training, snapshots, 3, 3)
+    asking.join()
+    assert restored().step == 3
+    assert_same(expected, restored().state)
+
+
+def test_regular_copy_in_progress_is_completed(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=2)
+    release = threading.Event()
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        assert release.wait(PATIENCE_SECONDS)
+        real(self, part, body)
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    own = torch.zeros(1)  # holds nothing: only the regular snapshots count
+    for step in (1, 2):
+        snapshots.save(step, training.state, own)
+    asking = threading.Thread(target=ask, args=(memory,))
+    asking.start()
+    time.sleep(0.3)
+    assert asking.is_alive()
+    release.set()
+    asking.join()
+    found = restored()
+    assert (found.step, found.rank_state is not None) == (2, True)
+    assert ask(memory) == 0.0
+
+
+def test_snapshot_of_all_ranks_and_its_interval_stay(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=10)
+    steps(training, snapshots, 1, 27)
+    assert ask(memory)
+    parts = sorted(MemoryBuffers(memory, 0).parts())
+    assert [part.version.step for part in parts] == [20, 27]
+    offers = [Offer(tuple(parts))]
+    plan = decide(offers)
+    assert plan is not None
+    assert plan.version.step == 27
+    assert interval_before(plan, offers) == 10
+    snapshots.close()
+    again = started(training, every_steps=None, max_overhead=0.5)
+    assert not again.save(36, training.state)
+    assert again.save(37, training.state)
+
+
+def test_large_state_outside_the_optimizers_is_not_held(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_copy, "COPIED_BYTES", 190_000)
+    training = Training()
+    snapshots = started(training)
+    average = torch.zeros(10_000)  # beside 160 kB of statistics
+    snapshots.save(1, lambda: {**training.state(), "average": average})
+    time.sleep(0.05)
+    assert ask(memory) == 0.0
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_state_of_the_ranks_themselves_is_not_left_behind(memory: Path) -> None:
+    """A version without the state of a killed rank must not replace one that has it."""
+    training = Training()
+    snapshots = started(training, every_steps=2)
+    steps(training, snapshots, 1, 5, torch.arange(3))
+    assert ask(memory) == 0.0
+    found = restored()
+    assert (found.step, found.rank_state.tolist()) == (4, [0, 1, 2])
+
+
+def test_copy_that_takes_longer_than_the_steps_is_not_made(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    assert snapshots._stop is not None
+    snapshots._stop._rates.append(1000.0)  # bytes each second: the copy would take minutes
+    assert ask(memory) == 0.0
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_costly_state_is_given_up_and_tried_again(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_copy, "RETRY", 4)
+    training = Training()
+    snapshots = started(training, every_steps=10)
+    calls: list[int] = []
+
+    def state() -> dict[str, Any]:
+        calls.append(step)
+        time.sleep(0.01)  # as long as most of the step
+        return training.state()
+
+    for step in range(1, 70):
+        snapshots.save(step, state)
+    undue = [step for step in calls if step % 10]
+    assert undue == [*range(1, 10), *range(51, 60)]
+
+
+def test_second_restore_and_close_hold_nothing(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 2)
+    snapshots.restore()
+    assert snapshots._stop is not None
+    assert snapshots._stop._held is None
+    steps(training, snapshots, 1, 2)
+    snapshots.close()
+    with pytest.raises(OSError, match="refused"):
+        ask(memory)
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_hook_and_thread_end_with_unused_snapshots(memory: Path) -> None:
+    training = Training()
+    steps(training, started(training), 1, 2)
+    gc.collect()
+    assert not training.optimizer._optimizer_step_pre_hooks
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while "elasticjob-stop-copy" in [thread.name for thread in threading.enumerate()]:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Run `work` in a process that then waits for its end; return its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(3)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_any_local_rank_copies_and_the_others_find_it(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 3)
+    assert ask(memory, 1)
+    assert_same(expected, restored().state)
+    version = restored_version(memory)
+    stamp = {path.name: path.stat().st_mtime_ns for path in memory.glob("shared.*")}
+    for local_rank, step in ((0, 3), (2, 2)):  # the same step, and one behind
+        other = MemoryBuffers(memory, local_rank)
+        part = part_at_stop(Version(step, version.gang), 5)
+        body = Body(0, [memoryview(b"x")])
+        assert other.commit_at_stop(part, body, Version(0, 0), 1.0)
+    assert stamp == {path.name: path.stat().st_mtime_ns for path in memory.glob("shared.*")}
+
+
+def restored_version(memory: Path) -> Version:
+    return max(MemoryBuffers(memory, 0).parts()).version
+
+
+def test_only_one_local_rank_writes_at_a_time(memory: Path) -> None:
+    first, second = MemoryBuffers(memory, 0), MemoryBuffers(memory, 1)
+    body = Body(0, [memoryview(b"x")])
+    part = part_at_stop(Version(3, 7), 5)
+    with first._locked(1.0) as is_locked:
+        assert is_locked
+        assert not second.commit_at_stop(part, body, Version(0, 0), 0.1)
+    assert second.commit_at_stop(part, body, Version(0, 0), 0.1)
+    assert list(second.parts()) == [part]
+
+
+def shared(step: int, gang: int = 7, before: int = 0) -> Part:
+    return Part(Version(step, gang), SHARED, 0, before)
+
+
+@pytest.mark.parametrize(
+    ("there", "keep", "expected"),
+    [
+        ([None, None], 0, 0),
+        ([shared(20), None], 20, 1),
+        ([shared(20), shared(10)], 20, 1),
+        ([shared(10), shared(20)], 20, 0),
+        ([shared(24), shared(20)], 20, 0),  # another rank was a step behind
+        ([shared(20), shared(24)], 99, 0),  # the newest is kept without another word
+        ([shared(25), shared(20)], 20, None),
+        ([shared(26), shared(20)], 20, None),
+        ([shared(40, gang=6), shared(20)], 20, 0),  # of an earlier gang, passed over as damaged
+        ([shared(40, gang=6), None], 20, 1),
+    ],
+)
+def test_buffer_of_a_copy_at_a_stop(
+    there: list[Part | None], keep: int, expected: int | None
+) -> None:
+    assert buffer_at_stop(there, shared(25), Version(keep, 7)) == expected
+
+
+def test_interval_of_an_early_stop_is_unknown() -> None:
+    part = part_at_stop(Version(5, 7), 40)
+    plan = decide([Offer((part,))])
+    assert part.before == 0
+    assert interval_before(plan, [Offer((part,))]) == 1
+
+
+def test_worker_killed_at_any_call_of_the_copy_leaves_the_last_snapshot(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=10)
+    expected = steps(training, snapshots, 1, 20)
+    snapshots.close()
+    before = {path.name: path.read_bytes() for path in memory.glob("shared.*")}
+    body = Body(3, [memoryview(bytes(5000)), memoryview(b"end")])
+    version = restored_version(memory)
+    part = part_at_stop(Version(24, version.gang), 10)
+
+    class Os:
+        def __init__(self, last: int) -> None:
+            self.calls, self.last = 0, last
+
+        def __getattr__(self, name: str) -> Any:
+            real = getattr(os, name)
+            if name not in ("open", "pwrite", "pwritev", "ftruncate", "posix_fallocate", "close"):
+                return real
+
+            def call(*arguments: Any) -> Any:
+                self.calls += 1
+                if self.calls == self.last:
+                    if name == "pwritev":
+                        os.pwrite(arguments[0], bytes(arguments[1][0][:2500]), arguments[2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments)
+
+            return call
+
+    def commit(last: int) -> None:
+        counted = Os(last)
+        monkeypatch.setattr(buffers, "os", counted)
+        monkeypatch.setattr(part_files, "os", counted)
+        MemoryBuffers(memory, 0).commit_at_stop(part, body, version, 1.0)
+        os._exit(0)
+
+    for last in range(1, 60):
+        status = fork(functools.partial(commit, last))
+        found = MemoryBuffers(memory, 0).parts()
+        if status == 0:
+            assert max(found) == part
+            assert last > 10
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        if max(found) != part:  # else the record, which is written last, was complete
+            assert restored().step == 20
+            assert_same(expected, restored().state)
+        for name, content in before.items():
+            (memory / name).write_bytes(content)
+    else:
+        raise AssertionError("the copy never came to its end")
+
+
+class Fault(RuntimeError):
+    """Error of a collective, as of a lost connection."""
+
+
+ENDS = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+import torch
+from elasticjob.train import Snapshots
+
+def train(folder, error):
+    os.environ["ELASTICJOB_SNAPSHOT_FOLDER"] = str(folder)
+    folder.mkdir()
+    values = torch.nn.Parameter(torch.zeros(9))
+    optimizer = torch.optim.SGD([values], lr=1.0)
+    snapshots = Snapshots(every_steps=1000, optimizers=optimizer)
+    keep.append(snapshots)
+    snapshots.restore()
+    for step in (1, 2, 3):
+        values.grad = torch.ones(9)
+        optimizer.step()
+        snapshots.save(step, {"values": values.detach()})
+    time.sleep(0.05)
+    if error is not None:
+        raise error
+
+keep, top = [], Path(sys.argv[1])
+for number, error in enumerate([RuntimeError("lost"), SystemExit(1), SystemExit(0), None]):
+    arguments = top / str(number), error
+    child = multiprocessing.get_context("fork").Process(target=train, args=arguments)
+    child.start()
+    child.join()
+train(top / "main", RuntimeError("lost"))
+"""
+
+
+def test_worker_that_ends_with_an_exception_copies_by_itself(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=110
+    )
+    assert ended.returncode == 1, ended.stderr
+    found = {}
+    for name in ("0", "1", "2", "3", "main"):
+        parts = MemoryBuffers(tmp_path / name, 0).parts()
+        found[name] = [part.version.step for part in parts]
+    assert found == {"0": [3], "1": [3], "2": [], "3": [], "main": [3]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (None, None, False),
+        (Fault, Fault("lost"), True),
+        (KeyboardInterrupt, KeyboardInterrupt(), True),
+        (SystemExit, SystemExit(0), False),
+        (SystemExit, SystemExit(), False),
+        (SystemExit, SystemExit("message"), True),
+    ],
+)
+def test_end_of_a_program(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, value: Any, expected: bool
+) -> None:
+    """The interpreter records the exception before it calls the functions of the end."""
+    monkeypatch.setattr(sys, "last_type", kind, raising=False)
+    monkeypatch.setattr(sys, "last_value", value, raising=False)
+    assert stop_copy.ended_with_error() is expected
+
+
+def test_copy_that_fails_leaves_a_warning(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    snapshots.save(1, lambda: {**training.state(), "object": object()})
+    time.sleep(0.05)
+    with caplog.at_level(logging.WARNING, "elasticjob.train"):
+        assert ask(memory)
+    assert "no copy of step 1 at the stop" in caplog.text
+    monkeypatch.setattr(stop_copy, "encode", lambda _: Body(0, [memoryview(bytes(10))]))
+    snapshots.save(2, training.state)
+    assert ask(memory)
+    assert [part.version.step for part in MemoryBuffers(memory, 0).parts()] == [2]
+
+
+def test_launcher_and_worker_agree_on_the_format() -> None:
+    mine = (stop_copy.SOCKET, stop_copy.MAGIC, stop_copy.ANSWER.format, stop_copy.COPY_SECONDS)
+    theirs = stop_copies
+    assert mine == (theirs.SOCKET, theirs.MAGIC, theirs.ANSWER.format, theirs.COPY_SECONDS)
