@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,3 +43,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Stop the time limit of a failed test: its signal during the report would end the worker."""
+    if call.excinfo is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return (yield)
