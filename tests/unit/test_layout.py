@@ -31,7 +31,7 @@ SMALL = {
     "cli/elasticjob_cli/commands/version.py": _BY_NAME,
     "cli/elasticjob_cli/completion/names.py": _ALONE,
     "cli/elasticjob_cli/dashboard/markup.py": "escaped HTML, without the pages that use it",
-    "operator/elasticjob_operator/domain/plan/surplus.py": "the choice of pods, apart from the plan",
+    "operator/elasticjob_operator/domain/plan/surplus.py": "the choice of pods, without the plan",
     "operator/elasticjob_operator/replica/main.py": _ALONE,
     "rendezvous/elasticjob_rendezvous/etcd_v2/probe.py": "one of several probes",
     "rendezvous/elasticjob_rendezvous/protocol/coordinator/bootstrap.py": "one state of a round",

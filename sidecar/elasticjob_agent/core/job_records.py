@@ -1,7 +1,7 @@
 """Job records of an agent that polls a handler, in the form that etcd v3 would hold.
 
 Only this agent observes its part of the job: `observe_step` updates its observations with each step
-of `core.polling.poll_step`, and `records` returns them in the form of
+of `core.poll_step.poll_step`, and `records` returns them in the form of
 `elasticjob_rendezvous.protocol.records.members`.
 `elasticjob_rendezvous.protocol.records.agent_reports` merges them with
 those of the other agents.

@@ -1,4 +1,4 @@
-"""Poll of a handler and a round's store for the facts that `core.polling.poll_step` decides on."""
+"""Poll of a handler and a round's store for the facts that `core.poll_step` decides on."""
 
 from __future__ import annotations
 
