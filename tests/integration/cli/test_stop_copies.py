@@ -54,14 +54,16 @@ while step < steps:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    total = loss.detach().clone()
-    dist.all_reduce(total)
     step += 1
     train.progress(step)
-    snapshots.save(step, state)
+    snapshots.save(step, state)  # before another collective, in which a rank may wait
+    total = loss.detach().clone()
+    dist.all_reduce(total)
     print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
     time.sleep(0.2)
 """
+STEPS = 18
+_losses: dict[int, str] = {}
 LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
 
 
@@ -73,13 +75,14 @@ def manifest(rig: LocalRig, name: str, steps: int, nodes: int, raises_at: int = 
     )  # fmt: skip
 
 
-def expected(rig: LocalRig, steps: int) -> dict[int, str]:
-    """Return the loss of each step of an undisturbed run."""
-    calm = rig.call("run", manifest(rig, "calm", steps, 1), "--plain", "--logs")
-    assert calm.returncode == 0, calm.stdout + calm.stderr
-    found = {int(step): loss for step, _, loss in LINE.findall(calm.stdout)}
-    assert sorted(found) == list(range(1, steps + 1))
-    return found
+def expected(rig: LocalRig) -> dict[int, str]:
+    """Return the loss of each step of an undisturbed run, once for all tests."""
+    if not _losses:
+        calm = rig.call("run", manifest(rig, "calm", STEPS, 1), "--plain", "--logs")
+        assert calm.returncode == 0, calm.stdout + calm.stderr
+        _losses.update({int(step): loss for step, _, loss in LINE.findall(calm.stdout)})
+        assert sorted(_losses) == list(range(1, STEPS + 1))
+    return _losses
 
 
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
@@ -124,14 +127,14 @@ def assert_nothing_lost(output: str, losses: dict[int, str], faults: int) -> Non
 def test_killed_workers_repeat_no_step(rig: LocalRig, nodes: int) -> None:
     """Rank 0 of the node writes the regular snapshots: the other rank copies in its place."""
     faults = [("worker", 0), ("worker", 1)]
-    losses = expected(rig, 18)
-    output = disturbed(rig, manifest(rig, "killed", 18, nodes), "killed", faults)
+    losses = expected(rig)
+    output = disturbed(rig, manifest(rig, "killed", STEPS, nodes), "killed", faults)
     assert_nothing_lost(output, losses, len(faults))
 
 
 @pytest.mark.timeout(300)
 def test_lost_node_repeats_no_step(rig: LocalRig) -> None:
-    losses = expected(rig, 12)
+    losses = expected(rig)
     output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [("node", 0)])
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
@@ -142,7 +145,7 @@ def test_lost_node_repeats_no_step(rig: LocalRig) -> None:
 
 @pytest.mark.timeout(300)
 def test_worker_that_raises_repeats_no_step(rig: LocalRig) -> None:
-    losses = expected(rig, 12)
+    losses = expected(rig)
     output = disturbed(rig, manifest(rig, "raises", 12, 2, raises_at=7), "raises", [])
     assert "planned" in output
     assert_nothing_lost(output, losses, 1)

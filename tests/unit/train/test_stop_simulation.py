@@ -190,8 +190,8 @@ class World:
             actors[actor] = (node, None if ends is None else ends - 1)
             if ends == 0:  # killed
                 del actors[actor]
-                for each in processes[actor]:
-                    each.close()  # type: ignore[attr-defined]
+                for process in processes[actor]:
+                    process.close()  # type: ignore[attr-defined]
                 node.is_killed = True
             elif next(actor, "done") == "done":
                 del actors[actor]
