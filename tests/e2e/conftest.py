@@ -18,6 +18,7 @@ from tests.cluster.borrowing import Ledger, ends_with_tests
 from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
+from tests.e2e import policies
 from tests.e2e.console import Console, opened
 from tests.e2e.dump import dump
 from tests.e2e.groups import ByGroup, Claimed, group_of, is_pinned, place_of
@@ -117,6 +118,7 @@ def installation(
     OPENED.append(DENYING)
     with ledger.open():
         if not ledger.users():
+            policies.clear(cluster)
             made.remove()
             began = time.monotonic()
             made.install()

@@ -143,6 +143,12 @@ def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[Non
         _run_commands(cluster, _REMOVE)
 
 
+def clear(cluster: Cluster) -> None:
+    """Remove the filters of a run that was killed: they would drop traffic of later pods."""
+    if cluster.engine is not None and cluster.engine.ours:
+        _run_commands(cluster, _REMOVE)
+
+
 def _run_commands(cluster: Cluster, rules: str) -> None:
     for node in cluster.nodes:
         cluster.exec_on_node(node, "sh", "-c", 'printf %s "$1" | nft -f -', "sh", rules)
