@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -66,12 +67,14 @@ class Held(NamedTuple):
         part: the shared part that a copy writes.
         keep: newest version of all ranks, which a copy does not overwrite.
         size: bytes of its tensors.
+        sources: what only the optimizers change, to find any other change.
     """
 
     part: Part
     keep: Version
     state: Any
     size: int
+    sources: _Sources
 
 
 class StopCopy:
@@ -176,9 +179,12 @@ class StopCopy:
         held = None
         try:
             copies = _Copies(self._optimizers)
-            held = Held(part, keep, copies.held(state), copies.size)
+            values = copies.held(state)
+            if not copies.size:  # as on ranks that leave the state to rank 0
+                raise NotHeld
+            held = Held(part, keep, values, copies.size, copies.sources)
             self._size = copies.size
-        except (NotHeld, RecursionError):
+        except (NotHeld, RuntimeError):  # also of a state that contains itself
             self._is_refused = True
         with self._changed:
             self._held = held
@@ -220,6 +226,13 @@ class StopCopy:
             held, buffers = self._held, self._memory.buffers
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
+                return False
+            if held.sources.have_changed():
+                log.warning(
+                    "no copy of step %d at the stop: something other than the optimizers has "
+                    "changed the parameters or their state since save(). The last snapshot remains",
+                    held.part.version.step,
+                )
                 return False
             left = max(0.0, deadline - time.monotonic())
             try:
@@ -325,7 +338,7 @@ class _Copies:
 
         self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
         self._strided = torch.strided
-        self._sources = _memory_of(optimizers)
+        self.sources = _Sources(optimizers)
         self._copied = 0
         self.size = 0
 
@@ -350,8 +363,9 @@ class _Copies:
             raise NotHeld
         size = tensor.nbytes
         self.size += size
-        if (tensor.data_ptr(), size) in self._sources:
-            return tensor
+        if (tensor.data_ptr(), size) in self.sources.memory:
+            # An assignment to the `data` of a parameter replaces its memory.
+            return tensor.detach() if type(tensor) is self._plain[1] else tensor
         self._count(size)
         return tensor.detach().clone()
 
@@ -361,22 +375,41 @@ class _Copies:
             raise NotHeld
 
 
-def _memory_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[tuple[int, int]]:
-    """Return address and size of each tensor that only the steps of the optimizers change."""
-    import torch
+class _Sources:
+    """Tensors that only the steps of the optimizers change: their memory, and marks of their values.
 
-    found: set[tuple[int, int]] = set()
-    try:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                found.update((each.data_ptr(), each.nbytes) for each in group["params"])
-            for state in optimizer.state.values():
-                tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
-                found.update((each.data_ptr(), each.nbytes) for each in tensors)
-    except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
-        raise NotHeld from error
-    found.discard((0, 0))
-    return found
+    Other changes in place are against the rules, such as weights that are exchanged for a
+    validation. The version of a tensor counts them, except those through `data`, which show in the
+    first element of a parameter.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        import torch
+
+        self._parameters: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        try:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    self._parameters += group["params"]
+                for state in optimizer.state.values():
+                    found = [each for each in state.values() if isinstance(each, torch.Tensor)]
+                    self._states += found
+            tensors = self._parameters + self._states
+            self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
+            self._marks = self._marked()
+        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+            raise NotHeld from error
+        self.memory.discard((0, 0))
+
+    def have_changed(self) -> bool:
+        """Return True if something has changed them in place."""
+        return self._marked() != self._marks
+
+    def _marked(self) -> tuple[list[int], list[bytes]]:
+        versions = [each._version for each in self._parameters + self._states]
+        filled = [each for each in self._parameters if each.nbytes]
+        return versions, [ctypes.string_at(each.data_ptr(), each.itemsize) for each in filled]
 
 
 def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:

@@ -234,6 +234,69 @@ def test_large_state_outside_the_optimizers_is_not_held(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def exchange(training: Training) -> None:
+    """Validate with other weights, as of a moving average."""
+    with torch.no_grad():
+        for each in training.model.parameters():
+            each.copy_(each + 1)
+
+
+def exchange_data(training: Training) -> None:
+    for each in training.model.parameters():
+        each.data.copy_(each.data + 1)
+
+
+def clamp(training: Training) -> None:
+    with torch.no_grad():
+        training.model[2].bias.clamp_(0.5, 0.6)
+
+
+def change_moments(training: Training) -> None:
+    for state in training.optimizer.state.values():
+        state["exp_avg"].mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [exchange, exchange_data, clamp, change_moments])
+def test_state_that_something_else_has_changed_is_not_copied(
+    memory: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Training], None]
+) -> None:
+    """A stop during a validation with other weights must not leave them as the training state."""
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    change(training)
+    assert ask(memory)
+    assert "no copy of step 3 at the stop: something other than the optimizers" in caplog.text
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    bias = training.model[2].bias
+    value = bias.detach().clone()
+    snapshots.save(1, {"bias": bias})
+    kept, bias.data = bias.data, torch.full_like(value, 9.0)
+    bias.data = kept  # as after a validation
+    assert ask(memory)
+    assert_same(value, restored().state["bias"])
+    snapshots.save(2, {"bias": bias})
+    bias.data = torch.full_like(value, 9.0)
+    assert ask(memory)
+    assert_same(value, restored().state["bias"])
+    assert restored().step == 1
+
+
+def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
+    """Such as one of several ranks, of which the first alone collects the state."""
+    training = Training()
+    snapshots = started(training)
+    for step, state in enumerate(({}, None, {"model": {}}), 1):
+        snapshots.save(step, state)
+        assert not ask(memory)
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
 def test_state_of_the_ranks_themselves_is_not_left_behind(memory: Path) -> None:
     """A version without the state of a killed rank must not replace one that has it."""
     training = Training()
