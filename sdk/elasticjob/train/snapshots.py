@@ -560,8 +560,10 @@ def _finish(
     stops = None if stop is None else stop()
     if copies is not None:
         _await(copies)
-    if stops is not None and ended_with_error():
-        stops.commit(COPY_SECONDS)
+    if stops is not None:
+        if ended_with_error():
+            stops.commit(COPY_SECONDS)
+        stops.release()  # waits for a copy that the launcher has asked for
     if writes is not None:
         writes.end()
 

@@ -48,6 +48,8 @@ COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
 BYTES_PER_SECOND = 250e6
 """Assumed speed of a copy until one is measured."""
+STEP_SECONDS = 1.0
+"""Minimum wait for the end of a step whose optimizers are at work."""
 MEASURED = 5
 """Number of measured times, of which the median counts."""
 RETRY = 10
@@ -105,6 +107,8 @@ class StopCopy:
         self._is_refused, self._rounds_off = False, 0
         self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._keep: Version | None = None
@@ -129,7 +133,8 @@ class StopCopy:
         self._is_refused, self._rounds_off = False, 0
         self._costs.clear()
         self._steps.clear()
-        self._last = None
+        self._between.clear()
+        self._last = self._released_at = None
         self._keep_at = self._taken_at = time.monotonic()
 
     def wants(self) -> bool:
@@ -174,6 +179,9 @@ class StopCopy:
             steps, seconds = part.version.step - self._last[0], began - self._last[1]
             self._steps.append(seconds / steps)
         self._last = part.version.step, began
+        if self._released_at is not None:
+            self._between.append(began - self._released_at)
+        self._released_at = None
         if keep != self._keep:
             self._keep, self._keep_at = keep, self._taken_at
         held = None
@@ -195,6 +203,8 @@ class StopCopy:
         """Give up the state, before it changes; wait for a copy of it."""
         if self._pid != os.getpid():  # in a fork the lock may stay held
             return
+        if self._released_at is None:
+            self._released_at = time.perf_counter()
         with self._changed:
             self._held = None
 
@@ -251,7 +261,14 @@ class StopCopy:
         if not seconds:
             return
         link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
-        self.commit(seconds, seconds)
+        self.commit(seconds, min(seconds, self._patience()))
+
+    def _patience(self) -> float:
+        """Return the maximum wait for the end of a step whose optimizers are at work.
+
+        A worker may also hang there, in a collective between the step and `save`.
+        """
+        return STEP_SECONDS + 3 * (statistics.median(self._between) if self._between else 0.0)
 
     def _limit_seconds(self) -> float:
         """Return the maximum duration of a copy; 0 for none."""
@@ -376,7 +393,7 @@ class _Copies:
 
 
 class _Sources:
-    """Tensors that only the steps of the optimizers change: their memory, and marks of their values.
+    """Tensors that only the steps of the optimizers change: their memory, and marks of values.
 
     Other changes in place are against the rules, such as weights that are exchanged for a
     validation. The version of a tensor counts them, except those through `data`, which show in the

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from elasticjob.train.agreement import (
 )
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.part_files import Body
+from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
@@ -173,6 +175,61 @@ def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(memory: Path) 
     expected = steps(training, snapshots, 3, 3)
     asking.join()
     assert restored().step == 3
+    assert_same(expected, restored().state)
+
+
+def test_worker_that_hangs_between_a_step_and_save_is_not_waited_for_as_long_as_a_copy(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as in a collective for the loss: no state will come."""
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 5)
+    stop = snapshots._stop
+    assert stop is not None
+    stop._keep_at -= 1000.0
+    stop._rates.append(stop._size / 3.0)  # the copy would take three seconds
+    stop._between.extend([0.2] * stop_copy.MEASURED)
+    training.optimizer.step()
+    waits: list[tuple[float, float]] = []
+    real = stop.commit
+
+    def commit(seconds: float, patience: float) -> bool:
+        waits.append((seconds, patience))
+        return real(seconds, 0.0)
+
+    monkeypatch.setattr(stop, "commit", commit)
+    ask(memory)
+    assert waits == [(stop_copy.COPY_SECONDS, pytest.approx(1.6))]
+
+
+def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of `sys.exit(1)`, whose status the interpreter does not record."""
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 2)
+    events, begins, ends = [], threading.Event(), threading.Event()
+    real = MemoryBuffers.commit_at_stop
+
+    def commit(*arguments: Any) -> bool:
+        begins.set()
+        ends.wait(0.5)
+        done = real(*arguments)
+        events.append("copied")
+        return done
+
+    monkeypatch.setattr(MemoryBuffers, "commit_at_stop", commit)
+    asking = threading.Thread(target=ask, args=(memory,))
+    asking.start()
+    assert begins.wait(PATIENCE_SECONDS)
+    assert snapshots._stop is not None
+    _finish(None, weakref.ref(snapshots._store), weakref.ref(snapshots._stop))
+    events.append("ended")
+    ends.set()
+    asking.join()
+    assert events == ["copied", "ended"]
     assert_same(expected, restored().state)
 
 
@@ -519,6 +576,7 @@ def train(folder, error):
     if error is not None:
         raise error
 
+torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports for several seconds, which forks inherit
 keep, top = [], Path(sys.argv[1])
 for number, error in enumerate([RuntimeError("lost"), SystemExit(1), SystemExit(0), None]):
     arguments = top / str(number), error
