@@ -317,7 +317,7 @@ class Snapshots:
         is_due = store or step >= self._next_step
         if self._stop is not None:
             if rank_state is None:
-                state = self._held(self._stop, step, state, is_due)
+                state = self._held(self._stop, gang, step, state, is_due)
             else:  # the state of a rank that was killed is not there
                 self._stop.refuse()
             self._stop.listen()
@@ -387,8 +387,11 @@ class Snapshots:
         self._pace.left(step, copied=True)
         return True
 
-    def _held(self, stop: StopCopy, step: int, state: Any, is_due: bool) -> Any:
+    def _held(self, stop: StopCopy, gang: Gang, step: int, state: Any, is_due: bool) -> Any:
         """Hold the state for a copy at a stop if all ranks do; return it."""
+        if stop.is_measured:
+            told = gang.gather(bytes([stop.wants()]), is_fixed=True)
+            stop.agreed(all(each[0] for each in told))
         if not stop.is_on:
             return state
         began = time.perf_counter()

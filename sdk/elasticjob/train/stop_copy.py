@@ -105,6 +105,7 @@ class StopCopy:
         self._held: Held | None = None
         self._size = 0
         self._is_refused, self._rounds_off = False, 0
+        self._held_steps = 0  # since the ranks have agreed to hold
         self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
@@ -131,6 +132,7 @@ class StopCopy:
         self.release()
         self.is_on = is_on
         self._is_refused, self._rounds_off = False, 0
+        self._held_steps = 0
         self._costs.clear()
         self._steps.clear()
         self._between.clear()
@@ -151,7 +153,17 @@ class StopCopy:
         """Hold until the next regular snapshot, or not, as all ranks do."""
         if self.is_on and not is_on:
             self.release()
+        if is_on and not self.is_on:
+            self._held_steps = 0
         self.is_on = is_on
+
+    @property
+    def is_measured(self) -> bool:
+        """True once, at the same step of all ranks, as soon as each of them has measured the cost.
+
+        The next regular snapshot may be a thousand steps away.
+        """
+        return self.is_on and self._held_steps == MEASURED
 
     @property
     def share(self) -> float:
@@ -175,6 +187,7 @@ class StopCopy:
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
         """
+        self._held_steps += 1
         if self._last is not None and part.version.step > self._last[0]:
             steps, seconds = part.version.step - self._last[0], began - self._last[1]
             self._steps.append(seconds / steps)
