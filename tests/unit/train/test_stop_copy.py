@@ -200,7 +200,9 @@ def test_worker_that_hangs_between_a_step_and_save_is_not_waited_for_as_long_as_
 
     monkeypatch.setattr(stop, "commit", commit)
     ask(memory)
-    assert waits == [(stop_copy.COPY_SECONDS, pytest.approx(1.6))]
+    [(seconds, patience)] = waits
+    assert seconds == stop_copy.COPY_SECONDS
+    assert patience == pytest.approx(1.6)
 
 
 def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
@@ -348,7 +350,8 @@ def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
     """Such as one of several ranks, of which the first alone collects the state."""
     training = Training()
     snapshots = started(training)
-    for step, state in enumerate(({}, None, {"model": {}}), 1):
+    states: list[Any] = [{}, None, {"model": {}}]
+    for step, state in enumerate(states, 1):
         snapshots.save(step, state)
         assert not ask(memory)
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
