@@ -323,7 +323,7 @@ class Snapshots:
         is_due = store or step >= self._next_step
         if self._stop is not None:
             if rank_state is None:
-                state = self._held(self._stop, step, state, is_due)
+                state = self._held(self._stop, gang, step, state, is_due)
             else:  # the state of a rank that was killed is not there
                 self._stop.refuse()
             self._stop.listen()
@@ -393,8 +393,11 @@ class Snapshots:
         self._pace.left(step, copied=True)
         return True
 
-    def _held(self, stop: StopCopy, step: int, state: Any, is_due: bool) -> Any:
+    def _held(self, stop: StopCopy, gang: Gang, step: int, state: Any, is_due: bool) -> Any:
         """Hold the state for a copy at a stop if all ranks do; return it."""
+        if stop.is_measured:
+            told = gang.gather(bytes([stop.wants()]), is_fixed=True)
+            stop.agreed(all(each[0] for each in told))
         if not stop.is_on:
             return state
         began = time.perf_counter()
@@ -566,8 +569,10 @@ def _finish(
     stops = None if stop is None else stop()
     if copies is not None:
         _await(copies)
-    if stops is not None and ended_with_error():
-        stops.commit(COPY_SECONDS)
+    if stops is not None:
+        if ended_with_error():
+            stops.commit(COPY_SECONDS)
+        stops.release()  # waits for a copy that the launcher has asked for
     if writes is not None:
         writes.end()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -46,6 +47,8 @@ COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
 BYTES_PER_SECOND = 250e6
 """Assumed speed of a copy until one is measured."""
+STEP_SECONDS = 1.0
+"""Minimum wait for the end of a step whose optimizers are at work."""
 MEASURED = 5
 """Number of measured times, of which the median counts."""
 RETRY = 10
@@ -65,12 +68,14 @@ class Held(NamedTuple):
         part: the shared part that a copy writes.
         keep: newest version of all ranks, which a copy does not overwrite.
         size: bytes of its tensors.
+        sources: what only the optimizers change, to find any other change.
     """
 
     part: Part
     keep: Version
     state: Any
     size: int
+    sources: _Sources
 
 
 class StopCopy:
@@ -99,8 +104,11 @@ class StopCopy:
         self._held: Held | None = None
         self._size = 0
         self._is_refused, self._rounds_off = False, 0
+        self._held_steps = 0  # since the ranks have agreed to hold
         self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._keep: Version | None = None
@@ -123,9 +131,11 @@ class StopCopy:
         self.release()
         self.is_on = is_on
         self._is_refused, self._rounds_off = False, 0
+        self._held_steps = 0
         self._costs.clear()
         self._steps.clear()
-        self._last = None
+        self._between.clear()
+        self._last = self._released_at = None
         self._keep_at = self._taken_at = time.monotonic()
 
     def wants(self) -> bool:
@@ -142,7 +152,17 @@ class StopCopy:
         """Hold until the next regular snapshot, or not, as all ranks do."""
         if self.is_on and not is_on:
             self.release()
+        if is_on and not self.is_on:
+            self._held_steps = 0
         self.is_on = is_on
+
+    @property
+    def is_measured(self) -> bool:
+        """True once, at the same step of all ranks, as soon as each of them has measured the cost.
+
+        The next regular snapshot may be a thousand steps away.
+        """
+        return self.is_on and self._held_steps == MEASURED
 
     @property
     def share(self) -> float:
@@ -166,18 +186,25 @@ class StopCopy:
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
         """
+        self._held_steps += 1
         if self._last is not None and part.version.step > self._last[0]:
             steps, seconds = part.version.step - self._last[0], began - self._last[1]
             self._steps.append(seconds / steps)
         self._last = part.version.step, began
+        if self._released_at is not None:
+            self._between.append(began - self._released_at)
+        self._released_at = None
         if keep != self._keep:
             self._keep, self._keep_at = keep, self._taken_at
         held = None
         try:
             copies = _Copies(self._optimizers.all)
-            held = Held(part, keep, copies.held(state), copies.size)
+            values = copies.held(state)
+            if not copies.size:  # as on ranks that leave the state to rank 0
+                raise NotHeld
+            held = Held(part, keep, values, copies.size, copies.sources)
             self._size = copies.size
-        except (NotHeld, RecursionError):
+        except (NotHeld, RuntimeError):  # also of a state that contains itself
             self._is_refused = True
         with self._changed:
             self._held = held
@@ -188,6 +215,8 @@ class StopCopy:
         """Give up the state, before it changes; wait for a copy of it."""
         if self._pid != os.getpid():  # in a fork the lock may stay held
             return
+        if self._released_at is None:
+            self._released_at = time.perf_counter()
         with self._changed:
             self._held = None
 
@@ -220,6 +249,13 @@ class StopCopy:
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
                 return False
+            if held.sources.have_changed():
+                log.warning(
+                    "no copy of step %d at the stop: something other than the optimizers has "
+                    "changed the parameters or their state since save(). The last snapshot remains",
+                    held.part.version.step,
+                )
+                return False
             left = max(0.0, deadline - time.monotonic())
             try:
                 return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
@@ -237,7 +273,14 @@ class StopCopy:
         if not seconds:
             return
         link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
-        self.commit(seconds, seconds)
+        self.commit(seconds, min(seconds, self._patience()))
+
+    def _patience(self) -> float:
+        """Return the maximum wait for the end of a step whose optimizers are at work.
+
+        A worker may also hang there, in a collective between the step and `save`.
+        """
+        return STEP_SECONDS + 3 * (statistics.median(self._between) if self._between else 0.0)
 
     def _limit_seconds(self) -> float:
         """Return the maximum duration of a copy; 0 for none."""
@@ -324,7 +367,7 @@ class _Copies:
 
         self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
         self._strided = torch.strided
-        self._sources = _memory_of(optimizers)
+        self.sources = _Sources(optimizers)
         self._copied = 0
         self.size = 0
 
@@ -349,8 +392,9 @@ class _Copies:
             raise NotHeld
         size = tensor.nbytes
         self.size += size
-        if (tensor.data_ptr(), size) in self._sources:
-            return tensor
+        if (tensor.data_ptr(), size) in self.sources.memory:
+            # An assignment to the `data` of a parameter replaces its memory.
+            return tensor.detach() if type(tensor) is self._plain[1] else tensor
         self._count(size)
         return tensor.detach().clone()
 
@@ -360,22 +404,41 @@ class _Copies:
             raise NotHeld
 
 
-def _memory_of(optimizers: Iterable[torch.optim.Optimizer]) -> set[tuple[int, int]]:
-    """Return address and size of each tensor that only the steps of the optimizers change."""
-    import torch
+class _Sources:
+    """Tensors that only the steps of the optimizers change: their memory, and marks of values.
 
-    found: set[tuple[int, int]] = set()
-    try:
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                found.update((each.data_ptr(), each.nbytes) for each in group["params"])
-            for state in optimizer.state.values():
-                tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
-                found.update((each.data_ptr(), each.nbytes) for each in tensors)
-    except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
-        raise NotHeld from error
-    found.discard((0, 0))
-    return found
+    Other changes in place are against the rules, such as weights that are exchanged for a
+    validation. The version of a tensor counts them, except those through `data`, which show in the
+    first element of a parameter.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        import torch
+
+        self._parameters: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        try:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    self._parameters += group["params"]
+                for state in optimizer.state.values():
+                    found = [each for each in state.values() if isinstance(each, torch.Tensor)]
+                    self._states += found
+            tensors = self._parameters + self._states
+            self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
+            self._marks = self._marked()
+        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+            raise NotHeld from error
+        self.memory.discard((0, 0))
+
+    def have_changed(self) -> bool:
+        """Return True if something has changed them in place."""
+        return self._marked() != self._marks
+
+    def _marked(self) -> tuple[list[int], list[bytes]]:
+        versions = [each._version for each in self._parameters + self._states]
+        filled = [each for each in self._parameters if each.nbytes]
+        return versions, [ctypes.string_at(each.data_ptr(), each.itemsize) for each in filled]
 
 
 def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from elasticjob.train.agreement import (
 )
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.part_files import Body
+from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
@@ -176,6 +178,63 @@ def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(memory: Path) 
     assert_same(expected, restored().state)
 
 
+def test_worker_that_hangs_between_a_step_and_save_is_not_waited_for_as_long_as_a_copy(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as in a collective for the loss: no state will come."""
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 5)
+    stop = snapshots._stop
+    assert stop is not None
+    stop._keep_at -= 1000.0
+    stop._rates.append(stop._size / 3.0)  # the copy would take three seconds
+    stop._between.extend([0.2] * stop_copy.MEASURED)
+    training.optimizer.step()
+    waits: list[tuple[float, float]] = []
+    real = stop.commit
+
+    def commit(seconds: float, patience: float) -> bool:
+        waits.append((seconds, patience))
+        return real(seconds, 0.0)
+
+    monkeypatch.setattr(stop, "commit", commit)
+    ask(memory)
+    [(seconds, patience)] = waits
+    assert seconds == stop_copy.COPY_SECONDS
+    assert patience == pytest.approx(1.6)
+
+
+def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of `sys.exit(1)`, whose status the interpreter does not record."""
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 2)
+    events, begins, ends = [], threading.Event(), threading.Event()
+    real = MemoryBuffers.commit_at_stop
+
+    def commit(*arguments: Any) -> bool:
+        begins.set()
+        ends.wait(0.5)
+        done = real(*arguments)
+        events.append("copied")
+        return done
+
+    monkeypatch.setattr(MemoryBuffers, "commit_at_stop", commit)
+    asking = threading.Thread(target=ask, args=(memory,))
+    asking.start()
+    assert begins.wait(PATIENCE_SECONDS)
+    assert snapshots._stop is not None
+    _finish(None, weakref.ref(snapshots._store), weakref.ref(snapshots._stop))
+    events.append("ended")
+    ends.set()
+    asking.join()
+    assert events == ["copied", "ended"]
+    assert_same(expected, restored().state)
+
+
 def test_regular_copy_in_progress_is_completed(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +293,70 @@ def test_large_state_outside_the_optimizers_is_not_held(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def exchange(training: Training) -> None:
+    """Validate with other weights, as of a moving average."""
+    with torch.no_grad():
+        for each in training.model.parameters():
+            each.copy_(each + 1)
+
+
+def exchange_data(training: Training) -> None:
+    for each in training.model.parameters():
+        each.data.copy_(each.data + 1)
+
+
+def clamp(training: Training) -> None:
+    with torch.no_grad():
+        training.model[2].bias.clamp_(0.5, 0.6)
+
+
+def change_moments(training: Training) -> None:
+    for state in training.optimizer.state.values():
+        state["exp_avg"].mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [exchange, exchange_data, clamp, change_moments])
+def test_state_that_something_else_has_changed_is_not_copied(
+    memory: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Training], None]
+) -> None:
+    """A stop during a validation with other weights must not leave them as the training state."""
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    change(training)
+    assert ask(memory)
+    assert "no copy of step 3 at the stop: something other than the optimizers" in caplog.text
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    bias = training.model[2].bias
+    value = bias.detach().clone()
+    snapshots.save(1, {"bias": bias})
+    kept, bias.data = bias.data, torch.full_like(value, 9.0)
+    bias.data = kept  # as after a validation
+    assert ask(memory)
+    assert_same(value, restored().state["bias"])
+    snapshots.save(2, {"bias": bias})
+    bias.data = torch.full_like(value, 9.0)
+    assert ask(memory)
+    assert_same(value, restored().state["bias"])
+    assert restored().step == 1
+
+
+def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
+    """Such as one of several ranks, of which the first alone collects the state."""
+    training = Training()
+    snapshots = started(training)
+    states: list[Any] = [{}, None, {"model": {}}]
+    for step, state in enumerate(states, 1):
+        snapshots.save(step, state)
+        assert not ask(memory)
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
 def test_state_of_the_ranks_themselves_is_not_left_behind(memory: Path) -> None:
     """A version without the state of a killed rank must not replace one that has it."""
     training = Training()
@@ -270,7 +393,7 @@ def test_costly_state_is_given_up_and_tried_again(
     for step in range(1, 70):
         snapshots.save(step, state)
     undue = [step for step in calls if step % 10]
-    assert undue == [*range(1, 10), *range(51, 60)]
+    assert undue == [*range(1, 6), *range(41, 46)]  # not until the next regular snapshot
 
 
 def test_second_restore_and_close_hold_nothing(memory: Path) -> None:
@@ -456,6 +579,7 @@ def train(folder, error):
     if error is not None:
         raise error
 
+torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports for several seconds, which forks inherit
 keep, top = [], Path(sys.argv[1])
 for number, error in enumerate([RuntimeError("lost"), SystemExit(1), SystemExit(0), None]):
     arguments = top / str(number), error
