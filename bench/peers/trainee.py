@@ -249,7 +249,8 @@ def train_data_parallel(
                 step += 1
                 steps.done(step, rank, world)
                 train.progress(step)
-                stops = train.should_checkpoint()
+                # Snapshots in memory need no last one: a stop copies the state of its step.
+                stops = snapshots is None and train.should_checkpoint()
                 if snapshots is not None:
                     snapshots.save(step, state)
                 elif storage is not None and is_sharded:

@@ -45,7 +45,7 @@ COPY_SECONDS = 10.0
 """Maximum duration of a copy, for which the launcher waits."""
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
-BYTES_PER_SECOND = 250e6
+BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
 STEP_SECONDS = 1.0
 """Minimum wait for the end of a step whose optimizers are at work."""

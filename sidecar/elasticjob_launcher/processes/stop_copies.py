@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -34,13 +35,20 @@ class StopCopies:
         folder: folder of snapshots; empty for none.
         local_ranks: workers to ask.
         done: called once no worker copies any more; not during this call, nor after `close`.
+        limit: maximum seconds of the wait, at most `COPY_SECONDS`.
     """
 
     def __init__(
-        self, loop: Loop, folder: str, local_ranks: Iterable[int], done: Callable[[], object]
+        self,
+        loop: Loop,
+        folder: str,
+        local_ranks: Iterable[int],
+        done: Callable[[], object],
+        limit: float = COPY_SECONDS,
     ) -> None:
         self._loop = loop
         self._done = done
+        self._deadline = time.monotonic() + min(limit, COPY_SECONDS)
         self._links: dict[int, socket.socket] = {}
         self._timers: dict[int, Timer] = {}
         self._answered: set[int] = set()
@@ -49,7 +57,7 @@ class StopCopies:
             if link is not None:
                 self._links[rank] = link
                 loop.watch(link.fileno(), partial(self._received, rank))
-                self._timers[rank] = loop.call_later(ANSWER_SECONDS, partial(self.ended, rank))
+                self._end_after(rank, ANSWER_SECONDS)
 
     @property
     def pending(self) -> bool:
@@ -87,8 +95,11 @@ class StopCopies:
             return
         self._answered.add(rank)
         self._timers[rank].cancel()
-        limit = min(limit, COPY_SECONDS)
-        self._timers[rank] = self._loop.call_later(limit, partial(self.ended, rank))
+        self._end_after(rank, limit)
+
+    def _end_after(self, rank: int, seconds: float) -> None:
+        left = min(seconds, self._deadline - time.monotonic())
+        self._timers[rank] = self._loop.call_later(max(0.0, left), partial(self.ended, rank))
 
     def _drop(self, rank: int) -> None:
         self._timers.pop(rank).cancel()

@@ -28,7 +28,7 @@ from elasticjob_launcher.processes.process_info import (
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
-from elasticjob_launcher.processes.stop_copies import StopCopies
+from elasticjob_launcher.processes.stop_copies import COPY_SECONDS, StopCopies
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.snapshot_folder import VARIABLE
 from elasticjob_launcher.wire import exit_event
@@ -67,9 +67,14 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.copies: StopCopies | None = None
+        self.ends_at = 0.0  # end of the grace period that began with a copy
         self.kill_timer: Timer | None = None
         self.watch = StuckWatch()
         self.stuck = ""
+
+    @property
+    def is_copying(self) -> bool:
+        return self.copies is not None and self.copies.pending
 
 
 class Workers:
@@ -178,18 +183,24 @@ class Workers:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
-        snapshots. A further stop ends that wait, as does the end of their permission to live.
+        snapshots, in at most half of a grace period. A further stop without one ends that wait, as
+        does the end of their permission to live.
         """
         current = self._round
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
         elif not current.begun:
             self._check_groups()
-        elif grace_seconds <= 0 or current.copies is not None:
-            if copies and not current.terminated and current.copies is None:
-                self._copy(current)
-            else:
-                self._kill(current)
+        elif copies and not current.terminated and current.copies is None:
+            self._copy(current, grace_seconds, dump)
+        elif grace_seconds > 0 and current.is_copying:
+            current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
+        else:
+            self._end(current, grace_seconds, dump)
+
+    def _end(self, current: Round, grace_seconds: float, dump: bool) -> None:
+        if grace_seconds <= 0:
+            self._kill(current)
         elif dump and not current.terminated:
             self._dump(current, grace_seconds)
         else:
@@ -281,13 +292,23 @@ class Workers:
                 current.kill_timer.cancel()
             current.kill_timer = self._loop.call_later(grace_seconds, lambda: self._kill(current))
 
-    def _copy(self, current: Round) -> None:
-        """Kill the workers once those that can have copied their state."""
+    def _copy(self, current: Round, grace_seconds: float, dump: bool) -> None:
+        """End the workers once those that can have copied their state.
+
+        The period for stacks begins after the copies, that for SIGTERM with the order.
+        """
+        current.ends_at = time.monotonic() + grace_seconds
+
+        def end() -> None:
+            left = grace_seconds if dump else current.ends_at - time.monotonic()
+            self._end(current, left, dump)
+
         running = [worker.local_rank for worker in current.workers if not worker.exited]
         folder = self._base_env.get(VARIABLE, "")
-        current.copies = StopCopies(self._loop, folder, running, lambda: self._kill(current))
+        limit = grace_seconds / 2 if grace_seconds > 0 and not dump else COPY_SECONDS
+        current.copies = StopCopies(self._loop, folder, running, end, limit)
         if not current.copies.pending:
-            self._kill(current)
+            end()
 
     def _kill(self, current: Round) -> None:
         if current.gone:

@@ -95,8 +95,8 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
         found = LINE.search(line)
         if found and done < len(faults) and int(found[1]) >= (done + 1) * STEPS_BETWEEN:
             kind, rank = faults[done]
-            if kind == "node":
-                assert rig.call("fault", "kill-node", name, f"{name}-{rank}").returncode == 0
+            if kind != "worker":
+                assert rig.call("fault", kind, name, f"{name}-{rank}").returncode == 0
             else:
                 pids = [
                     int(each.name.partition("-")[2])
@@ -133,9 +133,10 @@ def test_killed_workers_repeat_no_step(rig: LocalRig, nodes: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_lost_node_repeats_no_step(rig: LocalRig) -> None:
+@pytest.mark.parametrize("kind", ["kill-node", "drain"])
+def test_lost_and_drained_nodes_repeat_no_step(rig: LocalRig, kind: str) -> None:
     losses = expected(rig)
-    output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [("node", 0)])
+    output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [(kind, 0)])
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
     restored = [int(step) for step, _ in re.findall(r"restored (\d+) lost (\w+)", output)]

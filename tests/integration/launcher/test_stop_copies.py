@@ -163,17 +163,51 @@ def test_second_stop_ends_the_wait(start_launcher: StartLauncher, tmp_path: Path
     assert run(start_launcher, tmp_path, workers, twice) < LONG_SECONDS
 
 
-def test_stop_after_a_grace_period_asks_for_no_copy(
+HANDLES = """
+import signal
+def mark(*_):
+    copied = os.path.exists(out + "/copied-" + rank)
+    open(out + ("/terminated-copied" if copied else "/terminated"), "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, mark)
+""" + LISTENS  # fmt: skip
+
+
+async def stop_gracefully(runtime: Any, _: list[int]) -> None:
+    await runtime.stop(1, 60)
+
+
+def test_workers_get_sigterm_once_they_have_copied(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
-    async def gracefully(runtime: Any, _: list[int]) -> None:
+    workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 0.3))]
+    assert run(start_launcher, tmp_path, workers, stop_gracefully) < LONG_SECONDS
+    assert (tmp_path / "terminated-copied").exists()
+
+
+def test_copy_leaves_half_of_the_grace_period_to_the_script(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def briefly(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 6)
+
+    workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))]
+    run(start_launcher, tmp_path, workers, briefly)
+    assert (tmp_path / "terminated").exists()
+
+
+def test_stop_without_grace_period_ends_a_graceful_one_during_a_copy(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def hurried(runtime: Any, _: list[int]) -> None:
         await runtime.stop(1, 60)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, 50)
         await runtime.stop(1, 0)
 
-    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LISTENS
-    workers = [worker(tmp_path, 0, ignores, answers(LONG_MS, 1000))]
-    assert run(start_launcher, tmp_path, workers, gracefully) < LONG_SECONDS
-    assert not (tmp_path / "asked-0").exists()
+    workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, hurried) < LONG_SECONDS
+    assert not list(tmp_path.glob("terminated*"))
 
 
 def test_deadline_kills_at_once_also_during_a_copy(
