@@ -315,7 +315,11 @@ def change_moments(training: Training) -> None:
         state["exp_avg"].mul_(0.5)
 
 
-@pytest.mark.parametrize("change", [exchange, exchange_data, clamp, change_moments])
+def free(training: Training) -> None:
+    training.model[2].bias.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [exchange, exchange_data, clamp, change_moments, free])
 def test_state_that_something_else_has_changed_is_not_copied(
     memory: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Training], None]
 ) -> None:
@@ -344,6 +348,18 @@ def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Pa
     assert ask(memory)
     assert_same(value, restored().state["bias"])
     assert restored().step == 1
+
+
+def test_parameters_outside_cpu_memory_are_not_held(memory: Path) -> None:
+    """Those of a function are unknown at the restore, and a model may move after it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3, device="meta"))], lr=0.1)
+    snapshots = Snapshots(every_steps=EVERY, max_overhead=1.0, optimizers=lambda: optimizer)
+    snapshots.restore()
+    for step in range(1, 2 * stop_copy.MEASURED):
+        snapshots.save(step, {"values": torch.ones(3)})
+    assert snapshots._stop is not None
+    assert not snapshots._stop.is_on
+    assert ask(memory) == 0.0
 
 
 def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
@@ -632,10 +648,18 @@ def test_copy_that_fails_leaves_a_warning(
     with caplog.at_level(logging.WARNING, "elasticjob.train"):
         assert ask(memory)
     assert "no copy of step 1 at the stop" in caplog.text
-    monkeypatch.setattr(stop_copy, "encode", lambda _: Body(0, [memoryview(bytes(10))]))
+
+    def fail(_: object) -> Body:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(stop_copy, "encode", fail)
     snapshots.save(2, training.state)
     assert ask(memory)
-    assert [part.version.step for part in MemoryBuffers(memory, 0).parts()] == [2]
+    assert "no copy of step 2 at the stop: not enough memory" in caplog.text
+    monkeypatch.setattr(stop_copy, "encode", lambda _: Body(0, [memoryview(bytes(10))]))
+    snapshots.save(3, training.state)
+    assert ask(memory)
+    assert [part.version.step for part in MemoryBuffers(memory, 0).parts()] == [3]
 
 
 def test_launcher_and_worker_agree_on_the_format() -> None:
