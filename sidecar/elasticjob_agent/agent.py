@@ -233,9 +233,9 @@ class Agent:
             case PrepareGroup():
                 assert state.hello is not None
                 await self._groups.prepare(state.hello)
-            case StopGroup(number, grace_seconds, dump):
+            case StopGroup():
                 requested = state.group is not None and state.group.request is not None
-                await self._groups.stop(number, grace_seconds, dump, requested)
+                await self._groups.stop(command, requested)
             case RequestCheckpoint(number, request):
                 await self._groups.ask(number, request, state)
             case ReservePort():

@@ -16,7 +16,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.commands import StartGroup
+from elasticjob_agent.core.commands import StartGroup, StopGroup
 from elasticjob_agent.core.events import (
     Event,
     RuntimeEvent,
@@ -197,16 +197,18 @@ class WorkerGroups:
         order = start_workers(command, hello, logs, files, settings.run_id, max_bytes, dumps)
         await self._give("start", self._runtime.start(self._adjust_start(order)))
 
-    async def stop(self, number: int, grace_seconds: float, dump: bool, requested: bool) -> None:
+    async def stop(self, command: StopGroup, requested: bool) -> None:
         """Stop a round's workers.
 
         `requested`: a checkpoint was requested. The request is withdrawn, so that workers that
         handle SIGTERM themselves stop waiting for the save.
         """
-        await self._give("stop", self._runtime.stop(number, grace_seconds, dump))
+        grace_seconds, dump, copies = command.grace_seconds, command.dump, command.copies
+        order = self._runtime.stop(command.round, grace_seconds, dump, copies=copies)
+        await self._give("stop", order)
         if requested:
             with contextlib.suppress(OSError, TimeoutError):
-                await _on_disk(self._files.ask, number, None)
+                await _on_disk(self._files.ask, command.round, None)
 
     async def ask(self, number: int, request: Request, state: State) -> None:
         """Write the checkpoint request to the workers' file, then post their progress."""

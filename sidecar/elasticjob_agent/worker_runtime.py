@@ -269,13 +269,17 @@ class WorkerRuntime(Protocol):
         """Start the round's workers, each in a process group of its own; `Started` follows."""
         ...
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
+    async def stop(
+        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+    ) -> None:
         """End the round's process groups; `Stopped` or `WorkersStuck` always follows, also if
         nothing runs.
 
         Grace 0 sends SIGKILL at once, else SIGTERM and then SIGKILL after the grace period. A
         repeated call can shorten the grace period but never extend it. With `dump`, workers that
         support it first write the stacks of their threads to standard error, and end by that.
+        With `copies` those that support it first copy the training state of their last step to the
+        memory of the node, for at most ten seconds, and half of a grace period.
         """
         ...
 

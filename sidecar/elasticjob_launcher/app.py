@@ -239,7 +239,8 @@ class Launcher:
         elif isinstance(request, Start):
             self._start(request)
         elif isinstance(request, Stop):
-            self._workers.stop(request.round, request.grace_seconds, request.dump, copies=True)
+            grace_seconds, dump, copies = request.grace_seconds, request.dump, request.copies
+            self._workers.stop(request.round, grace_seconds, dump, copies=copies)
         elif isinstance(request, Signal):
             caught = request.signum == self._settings.save_signal
             self._workers.signal(request.round, request.signum, caught)

@@ -136,11 +136,15 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Request to stop a round's workers; with `dump`, they end by writing their stacks if able."""
+    """Request to stop a round's workers; with `dump`, they end by writing their stacks if able.
+
+    With `copies` they first copy their training state.
+    """
 
     round: int
     grace_seconds: float
     dump: bool = False
+    copies: bool = True
 
 
 class Signal(NamedTuple):
@@ -194,8 +198,9 @@ def parse_request(message: dict[str, Any]) -> Request:
     if kind == "start":
         return _start(message)
     if kind == "stop":
-        dump = bool(message.get("dump", False))  # older agents do not send it
-        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"), dump)
+        # Older agents do not send these.
+        dump, copies = bool(message.get("dump", False)), bool(message.get("copies", True))
+        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"), dump, copies)
     if kind == "signal":
         return Signal(_int(message, "round"), _int(message, "signum", 1, 64))
     if kind == "release":

@@ -259,7 +259,7 @@ class StopCopy:
             left = max(0.0, deadline - time.monotonic())
             try:
                 return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
-            except (OSError, TypeError) as error:
+            except (OSError, TypeError, RuntimeError, MemoryError) as error:
                 log.warning(
                     "no copy of step %d at the stop: %s. The last snapshot remains",
                     held.part.version.step,
@@ -432,13 +432,22 @@ class _Sources:
         self.memory.discard((0, 0))
 
     def have_changed(self) -> bool:
-        """Return True if something has changed them in place."""
-        return self._marked() != self._marks
+        """Return True if something has changed them in place, or moved them."""
+        try:
+            return self._marked() != self._marks
+        except (NotHeld, RuntimeError):
+            return True
 
     def _marked(self) -> tuple[list[int], list[bytes]]:
         versions = [each._version for each in self._parameters + self._states]
-        filled = [each for each in self._parameters if each.nbytes]
-        return versions, [ctypes.string_at(each.data_ptr(), each.itemsize) for each in filled]
+        firsts = []
+        for each in self._parameters:
+            if each.nbytes:
+                address = each.data_ptr() if each.device.type == "cpu" else 0
+                if not address:  # on a device, or without memory: a read would end the process
+                    raise NotHeld
+                firsts.append(ctypes.string_at(address, each.itemsize))
+        return versions, firsts
 
 
 def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:

@@ -88,7 +88,9 @@ class MethodRuntime:
         self._queue.put_nowait(Started(command.round, pids))
         self._monitor = asyncio.create_task(self._monitored(command.round))
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
+    async def stop(
+        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+    ) -> None:
         """Stop the workers; the subclass chooses the grace period."""
         self._end_monitor()
         try:

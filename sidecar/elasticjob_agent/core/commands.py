@@ -28,12 +28,13 @@ class PrepareGroup:
 class StopGroup:
     """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
 
-    With `dump` the workers write their stacks first.
+    With `dump` the workers write their stacks first, with `copies` their training state.
     """
 
     round: int
     grace_seconds: float
     dump: bool = False
+    copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,12 +413,21 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
     wanted = wanted_stop(state, group, now)
     stands = group.order
     if stands is not None and (wanted is None or wanted.grace_seconds >= stands.grace_seconds):
-        return state, (StopGroup(group.round, stands.grace_seconds, stands.dump),) if again else ()
+        return state, (_stop_of(state, group, stands),) if again else ()
     if wanted is None:
         return state, ()
     order = wanted if stands is None else replace(stands, grace_seconds=wanted.grace_seconds)
     state = replace(state, group=replace(group, order=order))
-    return state, (StopGroup(group.round, order.grace_seconds, order.dump),)
+    return state, (_stop_of(state, group, order),)
+
+
+def _stop_of(state: State, group: WorkerGroup, order: StopOrder) -> StopGroup:
+    """Return the command for a stop order.
+
+    A copy of the training state has no use if its memory ends with this node or the job.
+    """
+    copies = not state.leaving and order.cause is not StopCause.END
+    return StopGroup(group.round, order.grace_seconds, order.dump, copies)
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:

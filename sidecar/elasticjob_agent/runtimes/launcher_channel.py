@@ -215,8 +215,8 @@ class Channel:
             }
         )
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool) -> None:
-        how = {"grace_seconds": grace_seconds, "dump": dump}
+    async def stop(self, round: int, grace_seconds: float, dump: bool, copies: bool) -> None:
+        how = {"grace_seconds": grace_seconds, "dump": dump, "copies": copies}
         await self.send({"type": "stop", "round": round, **how})
 
     async def signal(self, round: int, signum: int) -> None:
@@ -277,8 +277,10 @@ class ChannelRuntime:
     async def start(self, command: StartWorkers) -> None:
         await self._connected().start(command)
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
-        await self._connected().stop(round, grace_seconds, dump)
+    async def stop(
+        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+    ) -> None:
+        await self._connected().stop(round, grace_seconds, dump, copies)
 
     async def signal(self, round: int, signum: int) -> None:
         await self._connected().signal(round, signum)

@@ -64,6 +64,14 @@ class StopCopies:
         """True while a worker may copy."""
         return bool(self._links)
 
+    def shorten(self, limit: float) -> None:
+        """Wait at most `limit` seconds from now."""
+        self._deadline = min(self._deadline, time.monotonic() + limit)
+        for rank, timer in list(self._timers.items()):
+            if timer.due > self._deadline:
+                timer.cancel()
+                self._end_after(rank, limit)
+
     def ended(self, local_rank: int) -> None:
         """Wait no longer for this worker."""
         if local_rank in self._links:

@@ -72,10 +72,6 @@ class Round:
         self.watch = StuckWatch()
         self.stuck = ""
 
-    @property
-    def is_copying(self) -> bool:
-        return self.copies is not None and self.copies.pending
-
 
 class Workers:
     """Runner of one round at a time; `emit` receives its events as protocol messages.
@@ -183,8 +179,8 @@ class Workers:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
-        snapshots, in at most half of a grace period. A further stop without one ends that wait, as
-        does the end of their permission to live.
+        snapshots, in at most half of a grace period, also of a shorter one in a further stop. A
+        further stop without one ends that wait, as does the end of their permission to live.
         """
         current = self._round
         if current is None or current.gone or current.number != number:
@@ -193,8 +189,10 @@ class Workers:
             self._check_groups()
         elif copies and not current.terminated and current.copies is None:
             self._copy(current, grace_seconds, dump)
-        elif grace_seconds > 0 and current.is_copying:
+        elif grace_seconds > 0 and current.copies is not None and current.copies.pending:
             current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
+            if not dump:
+                current.copies.shorten(grace_seconds / 2)
         else:
             self._end(current, grace_seconds, dump)
 

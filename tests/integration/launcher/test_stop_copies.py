@@ -196,6 +196,31 @@ def test_copy_leaves_half_of_the_grace_period_to_the_script(
     assert (tmp_path / "terminated").exists()
 
 
+def test_shorter_grace_period_ends_a_copy_in_time_for_the_script(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def shortened(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 60)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, 8)  # shorter than the copy
+
+    workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))]
+    run(start_launcher, tmp_path, workers, shortened)
+    assert (tmp_path / "terminated").exists()
+
+
+def test_stop_without_copies_gives_the_script_its_whole_grace_period(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def leave(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 60, copies=False)
+
+    workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, leave) < LONG_SECONDS
+    assert (tmp_path / "terminated").exists()
+    assert not (tmp_path / "asked-0").exists()
+
+
 def test_stop_without_grace_period_ends_a_graceful_one_during_a_copy(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:

@@ -96,7 +96,9 @@ class FakeRuntime:
             self.said.put_nowait(WorkerExited(command.round, rank, 100 + rank, 0, None, 1))
         self.said.put_nowait(Stopped(command.round))
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
+    async def stop(
+        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+    ) -> None:
         self.said.put_nowait(Stopped(round))
 
     async def signal(self, round: int, signum: int) -> None:

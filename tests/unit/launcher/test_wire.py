@@ -64,6 +64,10 @@ def test_malformed_message_is_an_error(line: bytes) -> None:
             Command({"A": "b"}, "/logs", 9),
         ),
         ({"type": "stop", "round": 1, "grace_seconds": 0.5}, Stop(1, 0.5)),
+        (
+            {"type": "stop", "round": 1, "grace_seconds": 9, "dump": True, "copies": False},
+            Stop(1, 9.0, dump=True, copies=False),
+        ),
         ({"type": "signal", "round": 1, "signum": 15}, Signal(1, 15)),
         ({"type": "release", "exit_code": 3, "message": "m"}, Release(3, "m")),
     ],

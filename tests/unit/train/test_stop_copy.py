@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import logging
@@ -346,6 +347,29 @@ def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Pa
     assert restored().step == 1
 
 
+class OnDevice(torch.nn.Parameter):
+    """Parameter with the device of a GPU."""
+
+    device = property(lambda _: torch.device("cuda"))
+
+
+def test_parameters_on_a_device_are_neither_read_nor_held(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a function are unknown at the restore, and a model may move after it."""
+    reads: list[int] = []
+    monkeypatch.setattr(ctypes, "string_at", lambda address, _: reads.append(address))
+    optimizer = torch.optim.SGD([OnDevice(torch.zeros(3))], lr=0.1)
+    snapshots = Snapshots(every_steps=EVERY, max_overhead=1.0, optimizers=lambda: optimizer)
+    snapshots.restore()
+    for step in range(1, 2 * stop_copy.MEASURED):
+        snapshots.save(step, {"values": torch.ones(3)})
+    assert reads == []  # at an address of a device a read would end the process
+    assert snapshots._stop is not None
+    assert not snapshots._stop.is_on
+    assert ask(memory) == 0.0
+
+
 def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
     """Such as one of several ranks, of which the first alone collects the state."""
     training = Training()
@@ -632,10 +656,18 @@ def test_copy_that_fails_leaves_a_warning(
     with caplog.at_level(logging.WARNING, "elasticjob.train"):
         assert ask(memory)
     assert "no copy of step 1 at the stop" in caplog.text
-    monkeypatch.setattr(stop_copy, "encode", lambda _: Body(0, [memoryview(bytes(10))]))
+
+    def fail(_: object) -> Body:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(stop_copy, "encode", fail)
     snapshots.save(2, training.state)
     assert ask(memory)
-    assert [part.version.step for part in MemoryBuffers(memory, 0).parts()] == [2]
+    assert "no copy of step 2 at the stop: not enough memory" in caplog.text
+    monkeypatch.setattr(stop_copy, "encode", lambda _: Body(0, [memoryview(bytes(10))]))
+    snapshots.save(3, training.state)
+    assert ask(memory)
+    assert [part.version.step for part in MemoryBuffers(memory, 0).parts()] == [3]
 
 
 def test_launcher_and_worker_agree_on_the_format() -> None:

@@ -332,7 +332,7 @@ def test_event_of_another_round_is_ignored(event: Event) -> None:
 def test_leave_is_reported_at_once_and_gives_workers_grace(event: Event) -> None:
     driven = running()
     commands = driven.feed(event)
-    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0)]
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
     assert told(driven).leaving
     assert told(driven).workers is Workers.STOPPING
     driven.feed(ended(0, signum=15))
@@ -371,7 +371,7 @@ def test_second_interrupt_skips_grace() -> None:
     driven = running()
     driven.feed(LeaveRequested("SIGINT"))
     commands = driven.feed(LeaveRequested("SIGINT", hurry=True))
-    assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0)]
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0, copies=False)]
 
 
 @pytest.mark.parametrize(
@@ -497,6 +497,13 @@ def test_stop_lost_with_the_connection_is_repeated() -> None:
     assert driven.only(StopGroup, driven.feed(hello(running=1))) == [StopGroup(1, 10.0)]
 
 
+def test_killed_workers_of_a_leaving_node_copy_no_state() -> None:
+    driven = running()
+    driven.feed(LeaveRequested("SIGTERM"))
+    commands = driven.feed(stop(1, CauseKind.LOSS))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0, copies=False)]
+
+
 def test_workers_of_restarted_launcher_are_gone() -> None:
     driven = running()
     driven.feed(hello())
@@ -542,7 +549,7 @@ def test_wait_for_launcher_exit_is_bounded() -> None:
 def test_running_workers_end_before_launcher_is_released() -> None:
     driven = running()
     commands = driven.feed(finish(OutcomeKind.STOPPED, grace=4.0))
-    assert driven.only(StopGroup, commands) == [StopGroup(1, 4.0)]
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 4.0, copies=False)]
     assert not driven.only(Release)
     assert driven.only(Release, driven.feed(stopped()))
 
@@ -592,7 +599,7 @@ def test_agent_does_not_end_before_the_first_failure_is_read() -> None:
     driven = running()
     outcome = Outcome(OutcomeKind.FAILED, "why")
     reading = directed(Finish(outcome, None, 0.0, reads_failure=True))
-    assert driven.only(StopGroup, driven.feed(reading)) == [StopGroup(1, 0.0)]
+    assert driven.only(StopGroup, driven.feed(reading)) == [StopGroup(1, 0.0, copies=False)]
     assert not driven.only(Release, driven.feed(stopped()))
     [release] = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED)))
     assert release.exit_code == 1
