@@ -244,3 +244,19 @@ def test_architecture_page_names_existing_modules_by_subject() -> None:
     assert {
         name for name in named if sum(path.endswith(f"/{name}") for path in modules) != 1
     } == set()
+
+
+def test_reference_page_names_existing_modules_and_functions() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    named = set(re.findall(r"`((?:etcd_v2|dynamic|c10d)(?:\.\w+)+)`", text))
+    assert len(named) > 10
+    assert {name for name in named if not _exists(name)} == set()
+
+
+def _exists(name: str) -> bool:
+    """Return True if a module of the rendezvous, or a name in one of its modules, exists."""
+    *folders, last = name.split(".")
+    parent = (ROOT / "rendezvous" / "elasticjob_rendezvous").joinpath(*folders)
+    module = parent.with_suffix(".py")
+    text = (module if module.exists() else parent / "__init__.py").read_text()
+    return (parent / f"{last}.py").exists() or re.search(rf"\b{last}\b", text) is not None

@@ -92,7 +92,7 @@ def _refusal(status: int, body: bytes) -> Unavailable:
         message = str(json.loads(body)["message"])
     except (ValueError, TypeError, KeyError, RecursionError):
         message = f"The API server answered with status {status}."
-    known = next((header for header in PASSED_ON if header == status), HTTPStatus.BAD_GATEWAY)
+    known = next((code for code in PASSED_ON if code == status), HTTPStatus.BAD_GATEWAY)
     return Unavailable(known, message)
 
 

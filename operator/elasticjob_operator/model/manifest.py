@@ -434,7 +434,7 @@ def _holds_jobs(value: Mapping[str, object]) -> bool:
     """Return True for a list, such as kubectl prints, with a job among its items."""
     items = value.get("items")
     given = items if str(value.get("kind")).endswith("List") and isinstance(items, list) else []
-    return any(isinstance(file, Mapping) and file.get("kind") == KIND for file in given)
+    return any(isinstance(item, Mapping) and item.get("kind") == KIND for item in given)
 
 
 def _kind(value: Mapping[str, object]) -> str:

@@ -223,7 +223,9 @@ def pods_left(pods: Iterable[Pod]) -> str:
     if unreachable:
         clauses.append(f"the kubelet of {named(unreachable)} does not answer")
     if kept:
-        clauses.append(f"a finalizer keeps {named(kept)}, whose containers have ended")
+        clauses.append(
+            f"the kubelet or a finalizer keeps {named(kept)}, whose containers have ended"
+        )
     return "; ".join([*clauses, "a resumption does not wait for them"] if clauses else [])
 
 

@@ -57,7 +57,7 @@ def inner_commands(words: tuple[str, ...]) -> Iterator[InnerCommand]:
             yield InnerCommand(launched, True)
             return
         if " " in rest[0].strip():
-            yield from (InnerCommand(word, False) for word in _written(rest[0], option))
+            yield from (InnerCommand(inner, False) for inner in _written(rest[0], option))
             continue
         if line_after(rest) is not None or (not is_value and is_python(rest[0])):
             yield InnerCommand(rest, True)

@@ -357,14 +357,13 @@ def _inserted(
 def _left_in_the_shell(names: Sequence[str], before: Sequence[shell.Simple]) -> str:
     """Return a variable that the workers' own shell may lack: one that is not exported."""
     sourced = any(
-        redirection.words and redirection.words[0].value in ("source", ".", "read")
-        for redirection in before
+        command.words and command.words[0].value in ("source", ".", "read") for command in before
     )
     assigned = {
         word.value.partition("=")[0]
-        for redirection in before
-        if not redirection.words
-        for word in redirection.assignments
+        for command in before
+        if not command.words
+        for word in command.assignments
     }
     for name in names:
         if not _WORKER_VARIABLE.fullmatch(name) and (sourced or name in assigned):

@@ -649,8 +649,8 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
         "job-0, job-1 and job-2 are still being stopped: the workers of job-0 on node-0 cannot be "
         "ended before their disk answers or the machine restarts; the kubelet of job-1 on node-1 "
-        "does not answer; a finalizer keeps job-2, whose containers have ended; a resumption does "
-        "not wait for them. job-0 on node-0 was given up: process 7 waits.",
+        "does not answer; the kubelet or a finalizer keeps job-2, whose containers have ended; a "
+        "resumption does not wait for them. job-0 on node-0 was given up: process 7 waits.",
     ),
 }
 
