@@ -16,7 +16,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from elasticjob_launcher.command_line.environment import clearing, clearing_in_line
+from elasticjob_launcher.command_line.environment import (
+    clearing,
+    deciding_command,
+    may_train,
+    runs_training,
+)
 from elasticjob_launcher.command_line.interpreters import file_name, is_python, is_shell
 from elasticjob_launcher.command_line.launchers import (
     Launcher,
@@ -91,15 +96,22 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def cleared_environment(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the note on the part of a command, or of a script that it runs, that takes the job's
-    variables from the program; empty if there is none. The files are read, not run."""
+    variables from the program; empty if there is none. The files are read, not run.
+
+    Scripts besides a command that runs Python or a launcher itself are preparation or data.
+    """
     found = clearing(argv)
     if found is not None:
         return found.text
     words = program_words(argv)
     if words and (first := _first_line(words[0], environ.get("PATH", ""))):
         found = clearing((*first, words[0]))
-    for text in islice(command_texts(argv, environ, Path.cwd()), len(argv), None):
-        found = found or clearing_in_line(text)
+    ends = found is not None or runs_training(argv)
+    scripts = islice(command_texts(argv, environ, Path.cwd()), len(argv), None)
+    while not ends and (text := next(scripts, "")):
+        command = deciding_command(text)
+        found = clearing(command) if may_train(command) else None
+        ends = found is not None or runs_training(command)
     return "" if found is None else f"a script of the command: {found.text}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -50,9 +51,11 @@ def pytest_runtest_makereport(
     report = yield
     folder = item.funcargs.get("tmp_path") if isinstance(item, pytest.Function) else None
     if report.failed and report.when == "call" and isinstance(folder, Path):
-        for log in sorted(folder.rglob("*.log"))[:MAX_LOGS]:
-            if text := log.read_text(errors="replace")[-LOG_CHARACTERS:].strip():
-                report.sections.append((f"log {log.relative_to(folder)}", text))
+        with contextlib.suppress(OSError):  # programs of the test may still remove files
+            logs = [path for path in sorted(folder.rglob("*.log")) if path.is_file()]
+            for log in logs[:MAX_LOGS]:
+                if text := log.read_text(errors="replace")[-LOG_CHARACTERS:].strip():
+                    report.sections.append((f"log {log.relative_to(folder)}", text))
     return report
 
 

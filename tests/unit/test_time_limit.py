@@ -37,3 +37,27 @@ def test_time_limit_does_not_end_the_worker_while_a_failure_is_reported(tmp_path
     assert "INTERNALERROR" not in done.stdout + done.stderr
     assert "the failure itself" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+LOGS = """
+import os
+
+def test_fails(tmp_path):
+    (tmp_path / "folder.log").mkdir()
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "gone.log").symlink_to("nowhere")
+    (tmp_path / "some.log").write_text("the end of a log")
+    raise ValueError
+"""
+
+
+def test_report_of_a_failure_has_its_logs_and_no_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "test_logs.py"
+    path.write_text(LOGS)
+    options = ("-p", "tests.integration.conftest", "-p", "no:cacheprovider", "-c", "/dev/null")
+    command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}"]
+    done = subprocess.run(
+        [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    assert "the end of a log" in done.stdout

@@ -7,7 +7,7 @@ alone, and nothing fails. sudo and doas may have a configuration that keeps vari
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from elasticjob_launcher.command_line import shell
@@ -23,13 +23,19 @@ from elasticjob_launcher.command_line.programs import (
     program_words,
 )
 from elasticjob_launcher.command_line.shell_words import ASSIGNMENT, Unreadable
-from elasticjob_launcher.command_line.wrappers import line_of, split_string, wrapped_at
+from elasticjob_launcher.command_line.wrappers import (
+    is_entrypoint,
+    line_of,
+    split_string,
+    wrapped_at,
+)
 
 _OF_WORKERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_TORCHRUN = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES")
 _PASSED = frozenset({*_OF_WORKERS, *_OF_TORCHRUN})
 """Variables of which one that a command passes on by itself shows that its author knows them."""
-_MAX_DEPTH = 8
+_MAX_DEPTH = 64
+"""Maximum number of commands inside each other."""
 _REMOVE = "remove the option"
 _OTHER_USER = "or change the user with `runuser -u USER --` or `setpriv --reuid`, which keep them"
 
@@ -52,46 +58,56 @@ class Clearing(NamedTuple):
 
 def clearing(argv: Sequence[str]) -> Clearing | None:
     """Return the part of a command that takes the job's variables from its program, or None."""
-    return _clearing(tuple(argv), 0)
+    return next(filter(None, map(_of_wrapper, _inward(tuple(argv)))), None)
 
 
-def clearing_in_line(text: str, depth: int = 0) -> Clearing | None:
-    """Return that part of a shell line: the last command that runs Python, a launcher or a script
-    decides, since those before it may prepare the training; without any, the last command."""
+def deciding_command(text: str) -> tuple[str, ...]:
+    """Return the words of the last command of a shell's text that may run the training, since those
+    before it may prepare it; without any, those of the last command."""
     try:
-        commands = shell.read(text).commands if depth <= _MAX_DEPTH else ()
+        commands = shell.read(text).commands
     except Unreadable:
-        return None
-    deciding = None
-    for command in commands:
-        words = tuple(command.values)
-        if words and (deciding is None or _trains(words) or not _trains(deciding)):
-            deciding = words
-    return None if deciding is None else _clearing(deciding, depth + 1)
+        return ()
+    found = [words for command in commands if (words := tuple(command.values))]
+    last = found[-1] if found else ()
+    return next((words for words in reversed(found) if may_train(words)), last)
 
 
-def _trains(words: tuple[str, ...]) -> bool:
-    """Return True if a command runs a program that may be the training."""
+def may_train(words: tuple[str, ...]) -> bool:
+    """Return True if a command runs Python, a launcher, a script, or a program that only the
+    running shell knows, such as that of `exec "$@"`."""
     found = program_words(_without_exec(words)) or words
-    known = is_python(found[0]) or is_shell(found[0]) or launcher_of_words(found) is not None
-    return known or found[0].endswith((".sh", ".py"))
+    if not found:
+        return False
+    is_script = is_shell(found[0]) or found[0].endswith((".sh", ".py"))
+    return is_script or _is_computed(found[0]) or _is_known(found)
 
 
-def _clearing(words: tuple[str, ...], depth: int) -> Clearing | None:
+def runs_training(argv: Sequence[str]) -> bool:
+    """Return True if a command runs Python or a launcher itself, and not in a script."""
+    inward = list(_inward(tuple(argv)))
+    prepared = any(is_entrypoint(words[0]) for words in inward)
+    return bool(inward) and _is_known(inward[-1]) and not prepared
+
+
+def _is_known(words: tuple[str, ...]) -> bool:
+    return is_python(words[0]) or launcher_of_words(words) is not None
+
+
+def _inward(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield a command, the command that it runs, and so on, up to a program."""
     for _ in range(_MAX_DEPTH):
         if not words:
-            return None
-        if found := _of_wrapper(words):
-            return found
+            return
+        yield words
         line = line_after(words)
         line = line_of(words) if line is None else line
         if line is not None:
-            return clearing_in_line(line, depth)
-        inner = _without_exec(words) if words[0] == "exec" else inner_words(words)
-        if inner is None:
-            return None
-        words = inner
-    return None
+            words = deciding_command(line)
+        elif words[0] == "exec":
+            words = _without_exec(words)
+        else:
+            words = inner_words(words) or ()
 
 
 def _without_exec(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -151,7 +167,11 @@ def _may_pass(before: str, word: str) -> bool:
     """Return True if the shell computes a word that may be variables to keep, rather than the value
     of an option."""
     is_value = before.startswith("-") and before[-1] in f"{_SUDO_VALUED}a"
-    return word[:1] in ("$", "`") and not is_value
+    return _is_computed(word) and not is_value
+
+
+def _is_computed(word: str) -> bool:
+    return word[:1] in ("$", "`")
 
 
 def _string_at(words: tuple[str, ...]) -> int:

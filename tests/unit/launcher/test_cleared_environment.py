@@ -47,6 +47,7 @@ CLEARING = {
     "bash -c 'if true; then sudo python t.py; fi'": "sudo",
     "bash -c 'exec sudo -u $U python t.py'": "sudo",
     "timeout 5 bash -c 'python p.py && sudo ./train.sh'": "sudo",
+    "bash -c 'exec sudo -u me \"$@\"' -- python t.py": "sudo",
 }
 KEEPING = [
     "python t.py",
@@ -68,6 +69,7 @@ KEEPING = [
     "bash -c 'env -i $(env | grep RANK) python t.py'",
     "bash -c 'env -i make; python t.py'",
     "bash -c 'sudo mount /x; torchrun t.py; sudo umount /x'",
+    "bash -c 'sudo sh setup.sh && exec \"$@\"' -- python t.py",
     "bash -c 'exec -a x python t.py'",
     "bash -c 'exec python t.py -c'",
     'bash -c "env -i \'python t.py"',
@@ -131,3 +133,35 @@ def test_script_that_keeps_the_variables_is_not_reported(tmp_path: Path, text: s
     script.write_text(text)
     script.chmod(0o755)
     assert cleared_environment([str(script)], {"PATH": os.defpath}) == ""
+
+
+PREPARING = "sudo apt-get install -y x\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "command", "is_reported"),
+    [
+        ({"setup.sh": PREPARING}, "sh -c './setup.sh && python t.py'", False),
+        ({"setup.sh": PREPARING}, "python t.py --hook setup.sh", False),
+        ({"setup.sh": PREPARING}, "sh -c './setup.sh && ./train'", False),
+        ({"setup.sh": "sudo ./install.sh\n"}, "torchrun t.py --hook ./setup.sh", False),
+        ({"run.sh": "./setup.sh\npython t.py\n", "setup.sh": "sudo ./a.py\n"}, "sh run.sh", False),
+        ({"run.sh": "./a.sh\n", "a.sh": "sudo python t.py\n"}, "sh run.sh", True),
+        ({"run.sh": "./a.sh\nsudo ./b.sh\n", "a.sh": "python t.py\n"}, "sh run.sh", True),
+        ({"entrypoint.sh": 'exec sudo -u me "$@"\n'}, "./entrypoint.sh python t.py", True),
+        ({"entrypoint.sh": 'sudo ./a.sh\nexec "$@"\n'}, "./entrypoint.sh python t.py", False),
+    ],
+)
+def test_only_scripts_that_run_the_training_are_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    command: str,
+    is_reported: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        Path(name).write_text(f"#!/bin/sh\n{text}")
+        Path(name).chmod(0o755)
+    note = cleared_environment(shlex.split(command), {"PATH": os.defpath})
+    assert bool(note) is is_reported
