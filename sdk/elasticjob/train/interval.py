@@ -23,6 +23,10 @@ GROWTH = 100
 """Largest factor from one interval to the next: the time of a single short step is no measurement
 of the others."""
 
+HELD_SHARE = 0.75
+"""Largest part of the overhead that may go into the state held for a copy at a stop, which serves
+all single faults; the rest is left to the regular snapshots."""
+
 
 class Cost(NamedTuple):
     """Cost of one snapshot in seconds.
@@ -128,7 +132,8 @@ class Interval:
 
         Args:
             cost: cost of the last snapshot; None before the first.
-            spent: share of the training time that is spent in each step, up to half of the largest.
+            spent: share of the training time that is spent in each step, up to `HELD_SHARE` of the
+                largest.
         """
         steps, seconds = step - self._step, now - self._began
         self._step, self._began = step, now
@@ -142,7 +147,7 @@ class Interval:
             return self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
-        left = self._max_overhead - min(spent, self._max_overhead / 2)
+        left = self._max_overhead - min(spent, self._max_overhead * HELD_SHARE)
         found = min(steps_within(left, median, step_seconds), GROWTH * steps)
         # One more step than since the last snapshot: a call of `save` without one comes between.
         return max(found, steps + 1) if self._since_plain > PLAIN_STEPS else found

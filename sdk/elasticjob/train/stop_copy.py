@@ -24,6 +24,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.codec import encode
+from elasticjob.train.interval import HELD_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,6 +54,7 @@ MEASURED = 5
 """Number of measured times, of which the median counts."""
 RETRY = 10
 """Number of regular snapshots after which a rank that gave up holding tries again."""
+_IMMUTABLE = (int, float, bool, str, bytes, type(None))
 _SEQUENCES = (list, tuple, set, frozenset)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
 
@@ -99,7 +101,7 @@ class StopCopy:
         """True if all ranks hold: `state` is then called in each step of all of them."""
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
-        self._most = max_overhead / 2
+        self._most = max_overhead * HELD_SHARE
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._size = 0
@@ -373,6 +375,8 @@ class _Copies:
 
     def held(self, value: Any) -> Any:
         kind = type(value)
+        if kind in _IMMUTABLE:
+            return value
         if isinstance(value, self._tensor):
             return self._of_tensor(value)
         if kind in _MAPPINGS:
