@@ -21,6 +21,7 @@ START_SECONDS = 20.0
 HTTP_SECONDS = 5.0
 ATTEMPTS = 3  # another process may take a free port before etcd binds it
 FIRST_PORT, LAST_PORT = 12_000, 29_999
+"""Ports below those that the kernel chooses, for outgoing connections and for port 0."""
 
 # Every message sent by a client: a unary call is one, and so is each keep-alive or watch request
 # on a stream (grpc_server_handled_total counts a stream once, and only after its end).
@@ -74,8 +75,7 @@ def version(binary: Path) -> str:
 
 
 def free_port() -> int:
-    """Return a free port below those that the kernel chooses, for connections and for port 0: by
-    the time a server binds to one of these, another process may have it."""
+    """Return a free port that the kernel gives to no other process before a server binds to it."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.randint(FIRST_PORT, LAST_PORT)))

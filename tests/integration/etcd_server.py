@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.etcd_proc import FIRST_PORT, LAST_PORT
 from tests.integration.certificates import Certificates
 
 VERSIONS = ("3.4", "3.5", "3.6", "3.7")
@@ -76,10 +77,6 @@ def _is_stopped(thread: Path) -> bool:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtXZ"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-FIRST_PORT, LAST_PORT = 12_000, 29_999
-"""Ports below those that the kernel gives to outgoing connections, which it does not share."""
 
 
 class Ports:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -77,9 +78,8 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0, and under a lock by any
     local rank once the workers are stopped. Each local rank has buffers `rank-LOCAL.N` for its own
-    part. With a `limit` in bytes, two snapshots of the node and
-    the present copies for other nodes must fit. Of `local_ranks`, the present number of workers on
-    the node, 0 is unknown.
+    part. With a `limit` in bytes, two snapshots of the node and the present copies for other nodes
+    must fit. Of `local_ranks`, the present number of workers on the node, 0 is unknown.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0, local_ranks: int = 0) -> None:
@@ -127,8 +127,8 @@ class MemoryBuffers:
     def write_ahead(self, part: Part, size: int, offset: int, view: memoryview) -> None:
         """Write a slice of a part that is still received to an empty buffer of this rank.
 
-        Only `commit` makes it a snapshot. Without an empty buffer or room it has no effect, and
-        `commit` writes the whole part.
+        Only `seed` makes it a snapshot. Without an empty buffer or room it has no effect, and
+        `seed` writes the whole part.
         """
         name = self._name(part)
         holds = self._buffers(name)
@@ -171,11 +171,10 @@ class MemoryBuffers:
     @contextlib.contextmanager
     def _locked(self, seconds: float) -> Iterator[bool]:
         """Hold the lock of the shared part; False after `seconds`, or if there can be none."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor, is_locked = -1, False
         with contextlib.suppress(OSError):  # the write to the folder reports the error
-            descriptor = os.open(self.folder / _SHARED_LOCK, flags, _MODE)
-            is_locked = _locks(descriptor, seconds)
+            descriptor = open_lock(self.folder / _SHARED_LOCK)
+            is_locked = taken_within(seconds, functools.partial(_is_taken, descriptor))
         try:
             yield is_locked
         finally:
@@ -419,18 +418,28 @@ def is_former(path: Path, local_ranks: int) -> bool:
     return match is not None and 0 < local_ranks <= int(match[1])
 
 
-def _locks(descriptor: int, seconds: float) -> bool:
-    """Return True once no other process or thread has the lock; False after `seconds`."""
+def open_lock(path: str | Path) -> int:
+    """Open the file of a lock, created if it is missing; return its descriptor."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+
+
+def taken_within(seconds: float, take: Callable[[], bool]) -> bool:
+    """Call `take` until it has a lock; return False after `seconds`."""
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        else:
-            return True
+    while not take():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Take the lock; return False if another process or thread has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove(path: Path) -> None:

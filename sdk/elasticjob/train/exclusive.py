@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import gc
 import os
-import time
 import weakref
 from typing import TYPE_CHECKING
 
-from elasticjob.train.buffers import LOCK
+from elasticjob.train.buffers import LOCK, open_lock, taken_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS = 2.0
 """Maximum wait for the lock of a former worker whose process is still ending."""
-_POLL_SECONDS = 0.05
-_MODE = 0o600
 
 _writers: dict[str, weakref.ReferenceType[object]] = {}
 """Writer of each place in this process, by its absolute path."""
@@ -93,20 +91,16 @@ class Claim:
         if held is not None and held[1] == os.getpid():
             return
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, _MODE)
+            descriptor = open_lock(path)
         except OSError:
             return  # the first snapshot reports memory that cannot be written
         try:
-            deadline = time.monotonic() + LOCK_SECONDS
-            while not _is_locked(descriptor):
-                if time.monotonic() >= deadline:
-                    raise RuntimeError(
-                        f"another process saves snapshots as local rank {self._local_rank} of this "
-                        f"node, to {os.path.dirname(path)}: use Snapshots in one process of each "  # noqa: PTH120
-                        "rank, or give the second program a job of its own"
-                    )
-                time.sleep(_POLL_SECONDS)
+            if not taken_within(LOCK_SECONDS, functools.partial(_is_locked, descriptor)):
+                raise RuntimeError(
+                    f"another process saves snapshots as local rank {self._local_rank} of this "
+                    f"node, to {os.path.dirname(path)}: use Snapshots in one process of each "  # noqa: PTH120
+                    "rank, or give the second program a job of its own"
+                )
         except BaseException:
             os.close(descriptor)
             raise

@@ -246,8 +246,7 @@ class Pace:
         """
         cost = None
         if self._cost is not None:
-            spent_seconds = (0.0, 0.0) if self._overlap is None else self._overlap.spent_seconds()
-            waited, copied = spent_seconds
+            waited, copied = self._overlap.spent_seconds() if self._overlap else (0.0, 0.0)
             cost = Cost(self._cost + waited, self._cost, copied)
         return self._interval.proposed(step, time.monotonic(), cost, spent)
 

@@ -3,8 +3,9 @@
 From a call of `save` until the next step of an optimizer, parameters and optimizers hold exactly
 the saved step. A fault of another rank stops this one there, in its backward. So each call of
 `save` keeps the state: references to tensors that only the optimizers change, copies of all others.
-The launcher asks for the copy, over a socket in the folder of snapshots, before it kills; a worker
-that ends with an exception makes it by itself. See docs/decisions/0087-a-copy-at-the-stop.md.
+The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
+workers; one that ends with an exception makes it by itself.
+See docs/decisions/0087-a-copy-at-the-stop.md.
 """
 
 from __future__ import annotations
@@ -251,23 +252,22 @@ class StopCopy:
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
                 return False
-            if held.sources.have_changed():
-                log.warning(
-                    "no copy of step %d at the stop: something other than the optimizers has "
-                    "changed the parameters or their state since save(). The last snapshot remains",
-                    held.part.version.step,
-                )
-                return False
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
-            except (OSError, TypeError, RuntimeError, MemoryError) as error:
-                log.warning(
-                    "no copy of step %d at the stop: %s. The last snapshot remains",
-                    held.part.version.step,
-                    error,
-                )
-                return False
+            reason: object = (
+                "something other than the optimizers has changed the parameters or their state "
+                "since save()"
+            )
+            if not held.sources.have_changed():
+                left = max(0.0, deadline - time.monotonic())
+                try:
+                    return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
+                except (OSError, TypeError, RuntimeError, MemoryError) as error:
+                    reason = error
+            log.warning(
+                "no copy of step %d at the stop: %s. The last snapshot remains",
+                held.part.version.step,
+                reason,
+            )
+            return False
 
     def answer(self, link: socket.socket) -> None:
         """Copy the state for the launcher, which closes its side when it waits no longer."""

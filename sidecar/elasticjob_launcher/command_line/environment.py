@@ -145,8 +145,8 @@ def _of_wrapper(words: tuple[str, ...]) -> Clearing | None:
         return _of_env(own, words[end:])
     if name in ("sudo", "doas"):
         return _of_sudo(name, own)
-    option = next((one for one in own if one in _OPTIONS.get(name, ())), "")
-    if not option or any(one.startswith("--env") and "RANK" in one for one in own):
+    option = next((word for word in own if word in _OPTIONS.get(name, ())), "")
+    if not option or any(word.startswith("--env") and "RANK" in word for word in own):
         return None
     return Clearing(f"{name} {option}", _REMOVE)
 
@@ -196,9 +196,8 @@ def _of_env(own: Sequence[str], program: Sequence[str]) -> Clearing | None:
         elif re.match(r"-u.", word):
             removed.append(word[2:])
     is_launcher = launcher_of_words(program_words(program)) is not None
-    name = next(
-        (one for one in removed if one in (_OF_TORCHRUN if is_launcher else _OF_WORKERS)), ""
-    )
+    needed = _OF_TORCHRUN if is_launcher else _OF_WORKERS
+    name = next((variable for variable in removed if variable in needed), "")
     return Clearing(f"env -u {name}", f"keep {name}") if name else None
 
 

@@ -1,4 +1,4 @@
-"""Copies of the training state that workers make before they are killed.
+"""Copies of the training state that workers make before they are stopped.
 
 A worker with `elasticjob.train.Snapshots` listens on a socket in the launcher's folder of
 snapshots. A connection asks it to copy the state of its last step to that folder. It answers with

@@ -1,4 +1,4 @@
-"""Copies of the training state before workers are killed: waits of a real launcher, and limits."""
+"""Copies of the training state before workers are stopped: waits of a real launcher, and limits."""
 
 from __future__ import annotations
 

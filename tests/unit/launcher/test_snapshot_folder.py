@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 from elasticjob import layout
+from elasticjob.train import stop_copy
 from elasticjob_cli.local import supervisor
 from elasticjob_launcher import snapshot_folder
 from elasticjob_launcher.app import Launcher
+from elasticjob_launcher.processes import stop_copies
 from elasticjob_launcher.settings import read_settings
 from elasticjob_launcher.snapshot_folder import SnapshotFolder, remove_abandoned
 from tests.paths import ROOT
@@ -90,6 +92,12 @@ def test_launcher_library_and_supervisor_agree_on_the_names() -> None:
     assert snapshot_folder.VARIABLE == layout.SNAPSHOT_FOLDER
     assert snapshot_folder.TROUBLE == layout.SNAPSHOT_TROUBLE
     assert f"{snapshot_folder.PREFIX}*" == supervisor.SNAPSHOTS
+
+
+def test_launcher_and_library_agree_on_the_requests_for_copies() -> None:
+    for name in ("SOCKET", "MAGIC", "COPY_SECONDS"):
+        assert getattr(stop_copies, name) == getattr(stop_copy, name)
+    assert stop_copies.ANSWER.format == stop_copy.ANSWER.format
     assert snapshot_folder.SHARED_MEMORY == supervisor.SHARED_MEMORY
 
 

@@ -133,13 +133,12 @@ def test_containers_and_small_values_are_those_of_the_step(memory: Path) -> None
     assert found["inner"] == expected["inner"]
 
 
-def test_step_of_an_optimizer_waits_for_the_copy(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = Training()
-    snapshots = started(training)
-    expected = steps(training, snapshots, 1, 2)
-    events, begins, ends = [], threading.Event(), threading.Event()
+def slow_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[list[str], threading.Event, threading.Event]:
+    """Let a copy wait half a second for the last event; return its record and both events."""
+    events: list[str] = []
+    begins, ends = threading.Event(), threading.Event()
     real = MemoryBuffers.commit_at_stop
 
     def commit(*arguments: Any) -> bool:
@@ -150,6 +149,16 @@ def test_step_of_an_optimizer_waits_for_the_copy(
         return done
 
     monkeypatch.setattr(MemoryBuffers, "commit_at_stop", commit)
+    return events, begins, ends
+
+
+def test_step_of_an_optimizer_waits_for_the_copy(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 2)
+    events, begins, ends = slow_copies(monkeypatch)
     training.backward()
     asking = threading.Thread(target=ask, args=(memory,))
     asking.start()
@@ -213,17 +222,7 @@ def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
     training = Training()
     snapshots = started(training)
     expected = steps(training, snapshots, 1, 2)
-    events, begins, ends = [], threading.Event(), threading.Event()
-    real = MemoryBuffers.commit_at_stop
-
-    def commit(*arguments: Any) -> bool:
-        begins.set()
-        ends.wait(0.5)
-        done = real(*arguments)
-        events.append("copied")
-        return done
-
-    monkeypatch.setattr(MemoryBuffers, "commit_at_stop", commit)
+    events, begins, ends = slow_copies(monkeypatch)
     asking = threading.Thread(target=ask, args=(memory,))
     asking.start()
     assert begins.wait(PATIENCE_SECONDS)
