@@ -404,16 +404,19 @@ def test_costly_state_is_given_up_and_tried_again(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_copy, "RETRY", 4)
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     training = Training()
     snapshots = started(training, every_steps=10)
     calls: list[int] = []
 
     def state() -> dict[str, Any]:
         calls.append(step)
-        time.sleep(0.01)  # as long as most of the step
+        now[0] += 0.9  # of a step of one second
         return training.state()
 
     for step in range(1, 70):
+        now[0] = float(step)
         snapshots.save(step, state)
     undue = [step for step in calls if step % 10]
     assert undue == [*range(1, 6), *range(41, 46)]  # not until the next regular snapshot
