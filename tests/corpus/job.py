@@ -1,4 +1,4 @@
-"""Single run of the corpus: a gang of two nodes with two workers each, through one failure.
+"""Single run of the corpus: a gang of nodes with two workers each, through one failure.
 
 The first round ends with the failure of one rank after all workers have used the package, the
 second with their success; local rank 0 of each node ends first. `run_job` returns the `Run` to
@@ -28,7 +28,6 @@ from tests.corpus.manifest import Subject
 from tests.integration.etcd_server import EtcdServer
 
 NODES, SLOTS, ROUNDS = 2, 2, 2
-WORLD = NODES * SLOTS
 PATIENCE_SECONDS = 400.0
 """Maximum wait for a round; on a busy machine the largest packages take minutes to import."""
 LEARNED_SECONDS = 3.6
@@ -77,6 +76,7 @@ class _Job:
     """Folder and agents of a job."""
 
     folder: Path
+    nodes: int = NODES
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -84,10 +84,12 @@ class _Job:
         return self.folder / name
 
 
-def run_job(package: Subject, interpreter: Path, etcd: EtcdServer, warm: bool) -> Run:
+def run_job(
+    package: Subject, interpreter: Path, etcd: EtcdServer, warm: bool, nodes: int = NODES
+) -> Run:
     """Run the package's script in a gang whose workers are forked from a standby if `warm`."""
     with _folder() as folder:
-        job = _Job(folder)
+        job = _Job(folder, nodes)
         for name in ("records", "home", "tmp", "work", "agents", "code"):
             job.part(name).mkdir()
         shutil.copy(Path(__file__).with_name("probe.py"), job.part("code") / "corpus_probe.py")
@@ -96,7 +98,7 @@ def run_job(package: Subject, interpreter: Path, etcd: EtcdServer, warm: bool) -
         files: dict[str, list[str]] = {}
         trouble = ""
         try:
-            for node in range(NODES):
+            for node in range(job.nodes):
                 job.agents.append(_agent(job, interpreter, etcd, node, warm))
             for number in range(1, ROUNDS + 1):
                 last = _all_used(job, number)
@@ -140,7 +142,7 @@ def _agent(
     }
     command = [
         *(sys.executable, "-m", "elasticjob_cli", "agent"),
-        *(f"--nnodes={NODES}", f"--nproc-per-node={SLOTS}", f"--name=node-{node}"),
+        *(f"--nnodes={job.nodes}", f"--nproc-per-node={SLOTS}", f"--name=node-{node}"),
         *(f"--rdzv-endpoint=127.0.0.1:{etcd.port}", f"--rdzv-id=corpus-{job.mark}"),
         *(f"--rdzv-conf={CONF}", f"--log-dir={job.part('agents')}/logs-{node}"),
         *(f"--warm-start={'auto' if warm else 'never'}", "--max-restarts=1", "--no-python"),
@@ -169,7 +171,9 @@ def _all_used(job: _Job, number: int) -> float:
 
     Raise TimeoutError if that cannot happen, for example because the gang lost etcd.
     """
-    paths = [job.part("records") / f"{number}-{rank}-used.json" for rank in range(WORLD)]
+    paths = [
+        job.part("records") / f"{number}-{rank}-used.json" for rank in range(job.nodes * SLOTS)
+    ]
 
     def all_used() -> bool:
         if number < (newest := _newest_round(job)):
@@ -213,7 +217,7 @@ def _ended(agent: subprocess.Popen[bytes]) -> int:
 def _await_learned(job: _Job) -> None:
     """Wait until each node has one standby again: its fork replaced it, or had to end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while _standbys(job.mark) > NODES:
+    while _standbys(job.mark) > job.nodes:
         if time.monotonic() > deadline:
             raise TimeoutError("a standby still loads the modules of its workers")
         time.sleep(0.05)

@@ -325,13 +325,17 @@ def test_job_with_unread_output_drains(rig: LocalRig) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("times", "delays"),
+    [(1, (0.0, 0.05, 0.2)), (2, (0.02, 0.1, 0.4))],
+    ids=["once", "twice"],
+)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_during_cluster_start_leaves_nothing(
-    rig: LocalRig, signum: signal.Signals, times: int
+    rig: LocalRig, signum: signal.Signals, times: int, delays: tuple[float, ...]
 ) -> None:
     lock = rig.state / "elasticjob" / "default" / "job" / "lock"
-    for after_seconds in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+    for after_seconds in delays:
         lock.unlink(missing_ok=True)
         runner = rig.start(rig.manifest(), "--plain")
         until(lock.exists, "the first thing that it makes")

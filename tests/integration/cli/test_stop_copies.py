@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scripts.environment import locked
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig
 
 __all__ = ["rig"]
@@ -63,7 +65,6 @@ while step < steps:
     time.sleep(0.2)
 """
 STEPS = 18
-_losses: dict[int, str] = {}
 LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
 
 
@@ -75,14 +76,21 @@ def manifest(rig: LocalRig, name: str, steps: int, nodes: int, raises_at: int = 
     )  # fmt: skip
 
 
-def expected(rig: LocalRig) -> dict[int, str]:
-    """Return the loss of each step of an undisturbed run, once for all tests."""
-    if not _losses:
-        calm = rig.call("run", manifest(rig, "calm", STEPS, 1), "--plain", "--logs")
-        assert calm.returncode == 0, calm.stdout + calm.stderr
-        _losses.update({int(step): loss for step, _, loss in LINE.findall(calm.stdout)})
-        assert sorted(_losses) == list(range(1, STEPS + 1))
-    return _losses
+@pytest.fixture
+def losses(rig: LocalRig, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Return the loss of each step of an undisturbed run, once for all of pytest's workers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the run
+    found = folder / "undisturbed-losses.json"
+    with locked(found.with_suffix(".lock")):
+        if not found.exists():
+            calm = rig.call("run", manifest(rig, "calm", STEPS, 1), "--plain", "--logs")
+            assert calm.returncode == 0, calm.stdout + calm.stderr
+            told = {int(step): loss for step, _, loss in LINE.findall(calm.stdout)}
+            assert sorted(told) == list(range(1, STEPS + 1))
+            found.write_text(json.dumps(told))
+        return {int(step): loss for step, loss in json.loads(found.read_text()).items()}
 
 
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
@@ -124,18 +132,18 @@ def assert_nothing_lost(output: str, losses: dict[int, str], faults: int) -> Non
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("nodes", [2, 1])
-def test_killed_workers_repeat_no_step(rig: LocalRig, nodes: int) -> None:
+def test_killed_workers_repeat_no_step(rig: LocalRig, losses: dict[int, str], nodes: int) -> None:
     """Rank 0 of the node writes the regular snapshots: the other rank copies in its place."""
     faults = [("worker", 0), ("worker", 1)]
-    losses = expected(rig)
     output = disturbed(rig, manifest(rig, "killed", STEPS, nodes), "killed", faults)
     assert_nothing_lost(output, losses, len(faults))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["kill-node", "drain"])
-def test_lost_and_drained_nodes_repeat_no_step(rig: LocalRig, kind: str) -> None:
-    losses = expected(rig)
+def test_lost_and_drained_nodes_repeat_no_step(
+    rig: LocalRig, losses: dict[int, str], kind: str
+) -> None:
     output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [(kind, 0)])
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
@@ -145,8 +153,7 @@ def test_lost_and_drained_nodes_repeat_no_step(rig: LocalRig, kind: str) -> None
 
 
 @pytest.mark.timeout(300)
-def test_worker_that_raises_repeats_no_step(rig: LocalRig) -> None:
-    losses = expected(rig)
+def test_worker_that_raises_repeats_no_step(rig: LocalRig, losses: dict[int, str]) -> None:
     output = disturbed(rig, manifest(rig, "raises", 12, 2, raises_at=7), "raises", [])
     assert "planned" in output
     assert_nothing_lost(output, losses, 1)

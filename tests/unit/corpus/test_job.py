@@ -35,7 +35,7 @@ def test_wait_ends_with_the_last_worker_of_the_expected_round(
     monkeypatch.setattr(job, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="in vain for round 1"):
         job._all_used(begun, 1)
-    for rank in range(2, job.WORLD):
+    for rank in range(2, job.NODES * job.SLOTS):
         for stage in ("imported", "used"):
             (begun.part("records") / f"1-{rank}-{stage}.json").touch()
     newest = (begun.part("records") / "1-3-imported.json").stat().st_mtime
