@@ -39,8 +39,7 @@ def main() -> None:
         settings = settings._replace(argv=prepared.argv)
         reason = node_launch(settings, prepared.environ)
         workers = None
-        if note := cleared_environment(settings.argv, prepared.environ):
-            write_line(note)
+        note = cleared_environment(settings.argv, prepared.environ)
         if reason:
             write_line(f"the command is run once for the node: {reason}")
         elif settings.nproc:
@@ -50,7 +49,7 @@ def main() -> None:
             workers = counted.workers
             if counted.note:
                 write_line(counted.note)
-        launcher = Launcher(settings, prepared.environ, None, init_fd, workers, reason)
+        launcher = Launcher(settings, prepared.environ, None, init_fd, workers, reason, note)
         exit_code = launcher.run()
     except PreparationFailed as error:  # logged where it happened
         exit_code = error.exit_code

@@ -67,7 +67,7 @@ class Launcher:
     `start` replaces the function that starts a worker. `init_fd` becomes readable when the init
     process dies. `workers` is the number of workers of this node, for the agent; None if it was not
     counted. `node_launch` is the reason to run the command once for this node although the agent
-    does not ask for it; empty for none.
+    does not ask for it; empty for none. `note` is a line for the log if a job has several workers.
     """
 
     def __init__(
@@ -78,10 +78,12 @@ class Launcher:
         init_fd: int | None = None,
         workers: int | None = None,
         node_launch: str = "",
+        note: str = "",
     ) -> None:
         self._settings = settings
         self._counted = workers
         self._node_launch = node_launch
+        self._note = note
         self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
@@ -255,6 +257,7 @@ class Launcher:
             return
         if self._workers.running_round is not None:
             raise WireError("the command cannot run for the node: workers run")
+        self._write_note(request.env)
         path = torchrun_socket(self._settings.socket_path)
         try:
             check_socket_path(path)
@@ -281,6 +284,8 @@ class Launcher:
             self._send_event({"type": "start_refused", "round": request.round, "message": message})
         elif self._liveness.may_start(request.round) or self._workers.running_round is not None:
             self._deadline.record_heartbeat(request.beat.at, request.beat.live_seconds)
+            for spec in request.workers:
+                self._write_note(spec["env"])
             self._workers.start(request.round, request.workers, request.max_log_bytes)
             self._deadline.watch()
         else:  # not a failure: the other nodes have started a newer round, or are about to
@@ -289,6 +294,13 @@ class Launcher:
                 "its agent was unresponsive and other nodes may have moved on"
             )
             self._send_event({"type": "stopped", "round": request.round})
+
+    def _write_note(self, environ: Mapping[str, str]) -> None:
+        """Write the note once, unless these variables are those of the only worker of the job."""
+        names = ("WORLD_SIZE",) if "WORLD_SIZE" in environ else ("PET_NNODES", TORCHRUN_WORKERS)
+        if self._note and any(environ.get(name) != "1" for name in names):
+            self._output.write_line(self._note)
+            self._note = ""
 
     def _disconnected(self, connection: Connection) -> None:
         if connection is not self._agent:

@@ -1,7 +1,8 @@
 """Texts of a command: its words, and the shell scripts that it runs, without comments and quotes.
 
-Scripts are found by their names in the text; the shell is not run. The number of files that are
-read, and of look-ups in the file system, has a bound, since the command waits for the result.
+Scripts are found by their names in the text; the shell is not run. The number and total size of
+files that are read, and the number of look-ups in the file system, have a bound, since the command
+waits for the result. Each file is read once, unless it changes.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from elasticjob_launcher.command_line.interpreters import SHELLS
 
 MAX_FILES = 20
 MAX_FILE_BYTES = 256 * 1024
+MAX_TOTAL_BYTES = 512 * 1024
+"""Maximum size of all scripts together: one that exceeds it is left out, with all after it."""
 MAX_LOOKUPS = 300
 MAX_HERE_DOCUMENTS = 200
 _SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".env")
@@ -51,6 +55,7 @@ def command_texts(argv: Sequence[str], given: Mapping[str, str], folder: Path) -
     waiting = [_named(" ".join(argv), given, [folder])]
     looked: set[tuple[Path, bool]] = set()
     read: set[Path] = set()
+    size = 0
     while waiting:
         for path, runs in waiting.pop():
             if len(looked) >= MAX_LOOKUPS or len(read) == MAX_FILES:
@@ -58,8 +63,12 @@ def command_texts(argv: Sequence[str], given: Mapping[str, str], folder: Path) -
             if path in read or (path, runs) in looked:
                 continue
             looked.add((path, runs))
-            text = _code(_script(path, runs))
-            if text:
+            found = _script(path, runs)
+            if found is not None:
+                text, bytes_ = found
+                size += bytes_
+                if size > MAX_TOTAL_BYTES:
+                    return
                 read.add(path)
                 yield text
                 waiting.insert(0, _named(text, given, [folder, path.parent]))
@@ -139,21 +148,33 @@ def _tail(word: str) -> str:
     return word.rpartition(_UNKNOWN)[2].lstrip("/") if _UNKNOWN in word else word
 
 
-def _script(path: Path, runs: bool) -> str:
-    """Return the text of a shell script; empty for any other file."""
+def _script(path: Path, runs: bool) -> tuple[str, int] | None:
+    """Return the code of a shell script and the size of its file; None for any other file."""
     try:
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            return ""
-        text = path.read_text(encoding="utf-8", errors="replace")
+        if not path.is_file():
+            return None
+        status = path.stat()
+        if status.st_size > MAX_FILE_BYTES:
+            return None
+        text = _file_code(path, runs, (status.st_dev, status.st_ino, status.st_mtime_ns))
     except (OSError, ValueError):
-        return ""
+        return None
+    return (text, status.st_size) if text else None
+
+
+@lru_cache(maxsize=MAX_FILES)
+def _file_code(path: Path, runs: bool, version: tuple[int, int, int]) -> str:
+    """Return the code of this version of a file; empty for a file that is no shell script."""
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES)
+    text = content.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     if "\0" in text:
         return ""
     if runs or path.name.endswith(_SUFFIXES):
-        return text
+        return _code(text)
     first = text.partition("\n")[0]
     try:
         words = shlex.split(first[2:]) if first.startswith("#!") else []
     except ValueError:
         return ""
-    return text if any(word.rpartition("/")[2] in _RUNNING for word in words) else ""
+    return _code(text) if any(word.rpartition("/")[2] in _RUNNING for word in words) else ""

@@ -162,6 +162,7 @@ class EtcdRegistry:
         namespace, uid = job.metadata.namespace, job.metadata.uid
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
             self._check_owner()
+            self.own.await_readable(namespace, uid)
             await _check_records(job, self.own, self._kube)
             return EtcdSource(self.own, self._kube, namespace, uid)
         self._check_endpoints(job)
@@ -180,6 +181,7 @@ class EtcdRegistry:
             if found is None or found.held != held:
                 found = self._restarted(place, self._foreign(list(wanted.endpoints), held))
                 await found.cache.reached(0, FIRST_READ_SECONDS)
+        found.await_readable(namespace, uid)
         await _check_records(job, found, self._kube)
         return EtcdSource(found, self._kube, namespace, uid)
 
@@ -280,6 +282,8 @@ class EtcdRegistry:
         """Replace the etcd followed for this place. The old client stays open until `aclose`: a
         reconcile may still use it."""
         before = self._named.get(place)
+        for namespace, uid in () if before is None else before.waiting:
+            etcd.await_readable(namespace, uid)
         for task in () if before is None else before.tasks:
             task.cancel()
             self._running.remove(task)
@@ -318,6 +322,7 @@ class EtcdRegistry:
             self._tasks.create_task(etcd.cache.run()),
             self._tasks.create_task(self._follow(etcd.cache)),
             self._tasks.create_task(etcd.monitor.run()),
+            self._tasks.create_task(self._wake_waiting(etcd)),
         )
         self._running += etcd.tasks
         return etcd
@@ -335,6 +340,17 @@ class EtcdRegistry:
             await self.guard()
         except (EtcdError, KubeError) as error:
             log.warning("cannot restore the access to etcd yet, trying again: %s", error)
+
+    async def _wake_waiting(self, etcd: Etcd) -> None:
+        """Wake jobs once etcd is readable again instead of at the end of their back-off."""
+        while True:
+            await etcd.waits.wait()
+            await etcd.cache.readable()
+            etcd.waits.clear()
+            waiting = set(etcd.waiting)
+            etcd.waiting.clear()
+            for namespace, uid in waiting:
+                self._changed(namespace, uid)
 
     async def _follow(self, cache: InformerCache) -> None:
         async for prefix in cache.changes():

@@ -55,7 +55,8 @@ class Etcd:
     `users` is set if each job gets its own user there. `agents` are the files of the client
     certificate that agents get. `certified` administers users by our certificate alone.
     `held` is the content of the Secret that a job named for it. `tasks` run its informer cache and
-    its monitor.
+    its monitor. `waiting` are namespace and uid of jobs that were reconciled while it was
+    unreadable: those without a record are not among the changes of the cache.
     """
 
     client: Client
@@ -74,6 +75,14 @@ class Etcd:
     poller: AgentPoller | None = None
     monitor: StoreMonitor | None = None
     tasks: tuple[asyncio.Task[None], ...] = ()
+    waiting: set[tuple[str, str]] = field(default_factory=set)
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def await_readable(self, namespace: str, uid: str) -> None:
+        """Add a job to `waiting` if etcd is unreadable."""
+        if not self.cache.known:
+            self.waiting.add((namespace, uid))
+            self.waits.set()
 
     def trouble_of(self, uid: str) -> SeenTrouble | None:
         """Return the trouble with this etcd, seen by the operator or by agents of that job."""

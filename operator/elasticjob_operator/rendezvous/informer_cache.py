@@ -152,6 +152,11 @@ class InformerCache:
             return False
         return True
 
+    async def readable(self) -> None:
+        """Wait until etcd is readable."""
+        async with self._advanced:
+            await self._advanced.wait_for(lambda: self._known)
+
     async def try_to_read(self) -> None:
         """Read one of the watched keys from etcd as a probe. Raises `EtcdError`."""
         await self._client.range(replace(self._target, limit=1))

@@ -48,10 +48,15 @@ class StopCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """Latest stop order for a worker group. A later order may shorten the grace, not extend it."""
+    """Latest stop order for a worker group. A later order may shorten the grace, not extend it.
+
+    Attributes:
+        copies: True if the workers copy their training state before.
+    """
 
     cause: StopCause
     grace_seconds: float
+    copies: bool = True
 
     @property
     def dump(self) -> bool:

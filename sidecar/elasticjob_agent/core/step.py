@@ -406,28 +406,30 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
 
 
 def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
-    """Order the worker group's stop or shorten its grace; repeat the order after a reconnect."""
+    """Order the worker group's stop, shorten its grace or end its copies; repeat the order after a
+    reconnect."""
     group = state.group
     if group is None or group.empty or state.gone:
         return state, ()
     wanted = wanted_stop(state, group, now)
     stands = group.order
-    if stands is not None and (wanted is None or wanted.grace_seconds >= stands.grace_seconds):
-        return state, (_stop_of(state, group, stands),) if again else ()
-    if wanted is None:
+    if stands is None and wanted is None:
         return state, ()
-    order = wanted if stands is None else replace(stands, grace_seconds=wanted.grace_seconds)
-    state = replace(state, group=replace(group, order=order))
-    return state, (_stop_of(state, group, order),)
+    order = stands or wanted
+    assert order is not None
+    if wanted is not None and wanted.grace_seconds < order.grace_seconds:
+        order = replace(order, grace_seconds=wanted.grace_seconds)
+    order = replace(order, copies=order.copies and _uses_copies(state))
+    if order != stands:
+        state = replace(state, group=replace(group, order=order))
+    elif not again:
+        return state, ()
+    return state, (StopGroup(group.round, order.grace_seconds, order.dump, order.copies),)
 
 
-def _stop_of(state: State, group: WorkerGroup, order: StopOrder) -> StopGroup:
-    """Return the command for a stop order.
-
-    A copy of the training state has no use if its memory ends with this node or the job.
-    """
-    copies = not state.leaving and order.cause is not StopCause.END
-    return StopGroup(group.round, order.grace_seconds, order.dump, copies)
+def _uses_copies(state: State) -> bool:
+    """Return True while a round may follow here: the memory of copies ends with the node or job."""
+    return not state.leaving and not isinstance(state.directive, Finish | Left | Refused)
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:

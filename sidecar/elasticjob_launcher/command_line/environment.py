@@ -57,8 +57,14 @@ class Clearing(NamedTuple):
 
 
 def clearing(argv: Sequence[str]) -> Clearing | None:
-    """Return the part of a command that takes the job's variables from its program, or None."""
-    return next(filter(None, map(_of_wrapper, _inward(tuple(argv)))), None)
+    """Return the part of a command that takes the job's variables from its program, or None.
+
+    Nothing is reported if a wrapper within that part passes them on, as in `sudo env RANK=$RANK`.
+    """
+    found = None
+    for words in _inward(tuple(argv)):
+        found = None if _passes(words) else found or _of_wrapper(words)
+    return found
 
 
 def deciding_command(text: str) -> tuple[str, ...]:
@@ -126,29 +132,54 @@ def _of_wrapper(words: tuple[str, ...]) -> Clearing | None:
     if name == "exec":
         letters = words[1] if len(words) > 2 and re.fullmatch(r"-[acl]+", words[1]) else ""
         return Clearing(f"exec {letters}", _REMOVE) if "c" in letters else None
-    end = wrapped_at(words)
-    if end is None and name in ("su", "runuser"):
-        end = len(words)
-    elif split_string(words):
-        end = _string_at(words)
+    end = _end_of_own(words)
     if end is None:
         return None
     own = words[1:end]
     if name in ("su", "runuser"):
         return _of_login(name, own)
-    if any(map(_may_pass, words, words[1 : end + (name == "env")])):
-        return None
-    assigned = (word.partition("=")[0] for word in own if ASSIGNMENT.fullmatch(word))
-    if not _PASSED.isdisjoint(assigned):
-        return None
     if name == "env":
         return _of_env(own, words[end:])
     if name in ("sudo", "doas"):
         return _of_sudo(name, own)
     option = next((word for word in own if word in _OPTIONS.get(name, ())), "")
-    if not option or any(word.startswith("--env") and "RANK" in word for word in own):
+    if not option:
         return None
     return Clearing(f"{name} {option}", _REMOVE)
+
+
+def _end_of_own(words: tuple[str, ...]) -> int | None:
+    """Return the index after the words of a wrapper itself; None if it is none that is known."""
+    end = wrapped_at(words)
+    if end is None and file_name(words[0]) in ("su", "runuser"):
+        return len(words)
+    return _string_at(words) if end is None and split_string(words) else end
+
+
+def _passes(words: tuple[str, ...]) -> bool:
+    """Return True if a wrapper passes variables of the job on, or may do so with words that only
+    the running shell knows, such as those of `sudo $OPTIONS python t.py`."""
+    name, end = file_name(words[0]), _end_of_own(words)
+    if end is None or name in ("exec", "su", "runuser"):
+        return False
+    before_program = words[end : end + 1]
+    is_program = name != "env" and not _starts_command(words[end + 1 :])
+    if any(map(_may_pass, words, words[1:end] if is_program else (*words[1:end], *before_program))):
+        return True
+    for word in words[1:end]:
+        option, _, value = word.partition("=")
+        if ASSIGNMENT.fullmatch(word) and option in _PASSED:
+            return True
+        if option == "--preserve-env" and any(map(_is_computed, value.split(","))):
+            return True
+        if option == "--env-file" or (option == "--env" and ("RANK" in value or "$" in value)):
+            return True
+    return False
+
+
+def _starts_command(words: tuple[str, ...]) -> bool:
+    """Return True if the words before these can't be the program: options, or Python, follow."""
+    return bool(words) and (words[0].startswith("-") or _is_known(words))
 
 
 _CONTAINERS = frozenset({"-e", "--cleanenv", "-C", "--containall"})

@@ -117,11 +117,14 @@ class StopCopies:
 
 
 def _connected(folder: str, local_rank: int) -> socket.socket | None:
-    """Return a connection to a worker; None if it does not listen.
+    """Return a connection to a worker; None if it does not listen, or no descriptor is left.
 
     The path goes through a descriptor of the folder: the length of a socket's path is limited.
     """
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:  # such as too many open files
+        return None
     try:
         link.setblocking(False)
         with _opened(folder) as held:

@@ -67,6 +67,7 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.copies: StopCopies | None = None
+        self.kills_after_copies = False
         self.ends_at = 0.0  # end of the grace period that began with a copy
         self.kill_timer: Timer | None = None
         self.watch = StuckWatch()
@@ -179,8 +180,9 @@ class Workers:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
-        snapshots, in at most half of a grace period, also of a shorter one in a further stop. A
-        further stop without one ends that wait, as does the end of their permission to live.
+        snapshots, in at most half of a grace period, also of a shorter one in a further stop. That
+        wait ends with a stop without `copies`, or one that takes away the grace period. A stop
+        that repeats the order, as an agent does after a reconnect, changes nothing.
         """
         current = self._round
         if current is None or current.gone or current.number != number:
@@ -189,14 +191,23 @@ class Workers:
             self._check_groups()
         elif copies and not current.terminated and current.copies is None:
             self._copy(current, grace_seconds, dump)
-        elif grace_seconds > 0 and current.copies is not None and current.copies.pending:
-            current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
-            if not dump:
-                current.copies.shorten(grace_seconds / 2)
+        elif copies and current.copies is not None and current.copies.pending:
+            self._shorten_copies(current, grace_seconds, dump)
         else:
             self._end(current, grace_seconds, dump)
 
+    def _shorten_copies(self, current: Round, grace_seconds: float, dump: bool) -> None:
+        if grace_seconds > 0:
+            current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
+            if not dump:
+                assert current.copies is not None
+                current.copies.shorten(grace_seconds / 2)
+        elif not current.kills_after_copies:
+            self._kill(current)
+
     def _end(self, current: Round, grace_seconds: float, dump: bool) -> None:
+        if current.copies is not None:
+            current.copies.close()
         if grace_seconds <= 0:
             self._kill(current)
         elif dump and not current.terminated:
@@ -296,6 +307,7 @@ class Workers:
         The period for stacks begins after the copies, that for SIGTERM with the order.
         """
         current.ends_at = time.monotonic() + grace_seconds
+        current.kills_after_copies = grace_seconds <= 0
 
         def end() -> None:
             left = grace_seconds if dump else current.ends_at - time.monotonic()

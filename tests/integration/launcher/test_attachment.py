@@ -472,3 +472,20 @@ def test_launcher_ends_with_lifeline_process(start_launcher: StartLauncher) -> N
         assert not alive(started.pids[0])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("workers", "notes"), [("1", 0), ("2", 1)])
+def test_cleared_environment_is_reported_once_there_are_several_workers(
+    start_launcher: StartLauncher, workers: str, notes: int
+) -> None:
+    launcher = start_launcher(command=("env", "-i", sys.executable, "train.py"))
+
+    async def scenario() -> None:
+        runtime, events, _ = await attached(launcher)
+        for number in (1, 2):
+            await runtime.start(start_workers(number, python("pass"), WORLD_SIZE=workers))
+            await until(events, Stopped, round=number)
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+    assert launcher.stderr.read_text().count("env -i keeps the variables") == notes

@@ -153,14 +153,41 @@ def test_limit_of_a_worker_is_capped(start_launcher: StartLauncher, tmp_path: Pa
     assert run(start_launcher, tmp_path, workers, stop) < 60.0
 
 
-def test_second_stop_ends_the_wait(start_launcher: StartLauncher, tmp_path: Path) -> None:
-    async def twice(runtime: Any, _: list[int]) -> None:
-        await runtime.stop(1, 0)
+@pytest.mark.parametrize("grace_seconds", [0, 60])
+def test_stop_without_copies_ends_the_wait(
+    start_launcher: StartLauncher, tmp_path: Path, grace_seconds: float
+) -> None:
+    async def without(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, grace_seconds)
         await soon(lambda: (tmp_path / "asked-0").exists())
-        await runtime.stop(1, 0)
+        await runtime.stop(1, grace_seconds, copies=False)
 
     workers = [worker(tmp_path, 0, LISTENS, answers(LONG_MS, 1000))]
-    assert run(start_launcher, tmp_path, workers, twice) < LONG_SECONDS
+    assert run(start_launcher, tmp_path, workers, without) < LONG_SECONDS
+
+
+@pytest.mark.parametrize("grace_seconds", [0, 60])
+def test_stop_that_a_reconnected_agent_repeats_lets_the_copy_complete(
+    start_launcher: StartLauncher, tmp_path: Path, grace_seconds: float
+) -> None:
+    launcher = start_launcher()
+
+    async def scenario() -> None:
+        runtime, events, _ = await attached(launcher)
+        command = worker(tmp_path, 0, LISTENS, answers(LONG_MS, 1.0))
+        await runtime.start(start_workers(1, command))
+        await until(events, Started)
+        await soon(lambda: (tmp_path / "ready-0").exists())
+        await runtime.stop(1, grace_seconds)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        again, events, _ = await attached(launcher)
+        await again.stop(1, grace_seconds)
+        await until(events, Stopped)
+        await again.aclose()
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+    assert (tmp_path / "copied-0").exists()
 
 
 HANDLES = """

@@ -112,6 +112,38 @@ def put_bounds(etcd: EtcdServer, namespace: str) -> Keys:
     return keys
 
 
+def test_job_without_records_is_reconciled_once_etcd_is_readable(
+    api_server: ApiServer, start_etcd: StartEtcd
+) -> None:
+    """Nothing in etcd changes for it, and its back-off may have grown to a minute."""
+    etcd = start_etcd()
+    etcd.kill()
+    woken: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(110),
+            Kube.connect(api_server.kubeconfig()) as kube,
+            asyncio.TaskGroup() as tasks,
+        ):
+            settings = EtcdSettings((etcd.url,))
+            etcds = EtcdRegistry(settings, kube, tasks, lambda *job: woken.append(job))
+            raw = elasticjob("new")
+            raw["metadata"]["uid"] = UID
+            job = parse_manifest(raw)
+            for _ in range(2):
+                await etcds.of(job)
+            assert not woken
+            await asyncio.to_thread(etcd.start)
+            while not woken:
+                await asyncio.sleep(0.02)
+            await etcds.of(job)
+            await etcds.aclose()
+
+    asyncio.run(main())
+    assert woken == [("default", UID)]
+
+
 @pytest.mark.parametrize("found", ["", '{"number": "of a later release"}'], ids=["none", "unread"])
 def test_rendezvous_of_deleted_job_is_closed_then_removed(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, found: str

@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 from elasticjob_launcher.command_line.environment import clearing
+from elasticjob_launcher.command_texts import (
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    MAX_TOTAL_BYTES,
+    command_texts,
+)
 from elasticjob_launcher.program_check import cleared_environment
 
 CLEARING = {
@@ -48,6 +54,11 @@ CLEARING = {
     "bash -c 'exec sudo -u $U python t.py'": "sudo",
     "timeout 5 bash -c 'python p.py && sudo ./train.sh'": "sudo",
     "bash -c 'exec sudo -u me \"$@\"' -- python t.py": "sudo",
+    "bash -c 'sudo $PYTHON t.py'": "sudo",
+    "bash -c 'sudo $PYTHON'": "sudo",
+    "bash -c 'env RANK=1 sudo python t.py'": "sudo",
+    "sudo env A=b python t.py": "sudo",
+    "sudo --preserve-env=PATH python t.py": "sudo",
 }
 KEEPING = [
     "python t.py",
@@ -67,6 +78,16 @@ KEEPING = [
     "apptainer exec --cleanenv --env RANK=1 img.sif python t.py",
     "bash -c 'env -i RANK=$RANK WORLD_SIZE=$WORLD_SIZE python t.py'",
     "bash -c 'env -i $(env | grep RANK) python t.py'",
+    "bash -c 'env -i $VARS python t.py'",
+    "bash -c 'sudo $VARS python t.py'",
+    "bash -c 'sudo $(env | grep RANK) torchrun t.py'",
+    "bash -c 'sudo -u me $VARS python -m t'",
+    "bash -c 'sudo $OPTIONS -u me python t.py'",
+    "bash -c 'sudo --preserve-env=$NAMES python t.py'",
+    "bash -c 'sudo env RANK=$RANK WORLD_SIZE=$WORLD_SIZE python t.py'",
+    "bash -c 'sudo env $VARS python t.py'",
+    "apptainer exec --cleanenv --env-file vars img.sif python t.py",
+    "bash -c 'apptainer exec --cleanenv --env=$VARS img.sif python t.py'",
     "bash -c 'env -i make; python t.py'",
     "bash -c 'sudo mount /x; torchrun t.py; sudo umount /x'",
     "bash -c 'sudo sh setup.sh && exec \"$@\"' -- python t.py",
@@ -165,3 +186,30 @@ def test_only_scripts_that_run_the_training_are_reported(
         Path(name).chmod(0o755)
     note = cleared_environment(shlex.split(command), {"PATH": os.defpath})
     assert bool(note) is is_reported
+
+
+def script_of(path: Path, text: str, size: int) -> str:
+    """Write a script of this size with a comment; return its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n#".ljust(size, "x"))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_scripts_are_read_up_to_a_total_size(tmp_path: Path) -> None:
+    """The command waits for the result, and each node finds the same."""
+    size = MAX_FILE_BYTES
+    for number in range(MAX_FILES):
+        script_of(tmp_path / f"{number}.sh", f"{tmp_path}/{number + 1}.sh", size)
+    texts = list(command_texts([f"{tmp_path}/0.sh"], {}, tmp_path))
+    assert len(texts) - 1 == MAX_TOTAL_BYTES // size
+
+
+def test_script_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    name = script_of(tmp_path / "run.sh", "env -i python t.py", 100)
+    assert cleared_environment([name], {"PATH": os.defpath})
+    before = Path(name).stat()
+    script_of(tmp_path / "run.sh", "sudo -E python t.py", 100)
+    os.utime(name, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cleared_environment([name], {"PATH": os.defpath}), "read before"
+    os.utime(name, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert not cleared_environment([name], {"PATH": os.defpath})

@@ -504,6 +504,24 @@ def test_killed_workers_of_a_leaving_node_copy_no_state() -> None:
     assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0, copies=False)]
 
 
+def test_job_that_ends_with_a_failure_waits_for_no_copies() -> None:
+    driven = running()
+    commands = driven.feed(ended(0, code=1))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0)], "a round may follow"
+    commands = driven.feed(finish(OutcomeKind.FAILED, grace=0.0))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 0.0, copies=False)]
+    assert not driven.only(StopGroup, driven.feed(finish(OutcomeKind.FAILED, grace=0.0)))
+
+
+def test_node_that_leaves_during_a_planned_stop_ends_its_copies() -> None:
+    driven = running()
+    driven.feed(stop(1, CauseKind.JOIN))
+    commands = driven.feed(LeaveRequested("SIGTERM"))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
+    again = driven.feed(hello(running=1))
+    assert driven.only(StopGroup, again) == [StopGroup(1, 7.0, copies=False)]
+
+
 def test_workers_of_restarted_launcher_are_gone() -> None:
     driven = running()
     driven.feed(hello())
