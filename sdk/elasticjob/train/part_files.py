@@ -24,6 +24,8 @@ MAGIC = b"EJSNAP01"
 _RECORD = struct.Struct("<8sQQiIQQQI")
 _RESHARDS = 1 << 31
 """Bit of the number of ranks in a record: any number of ranks can load the parts."""
+_AT_STOP = 1 << 30
+"""Bit of the number of ranks in a record: the shared part is written at a stop."""
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
@@ -73,14 +75,14 @@ def allocated(size: int) -> memoryview:
 
 def fields_of(part: Part) -> tuple[int, int, int, int, int]:
     """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
-    ranks = part.ranks | (_RESHARDS if part.reshards else 0)
+    ranks = part.ranks | (_RESHARDS if part.reshards else 0) | (_AT_STOP if part.at_stop else 0)
     return *part.version, part.rank, ranks, part.before
 
 
 def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
     """Return the part with these fields of a record."""
-    reshards = bool(ranks & _RESHARDS)
-    return Part(Version(step, gang), rank, ranks & ~_RESHARDS, before, reshards)
+    flags = bool(ranks & _RESHARDS), bool(ranks & _AT_STOP)
+    return Part(Version(step, gang), rank, ranks & ~(_RESHARDS | _AT_STOP), before, *flags)
 
 
 def pack_record(part: Part, body: Body) -> bytes:

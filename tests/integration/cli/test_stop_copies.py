@@ -23,21 +23,27 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticjob import train
 
 steps, raises_at, marker = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path("raised")
+killed = [tuple(map(int, each.split(":"))) for each in sys.argv[3:]]  # step and rank of each
 torch.set_num_threads(1)
 torch.manual_seed(1)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
+own = torch.get_rng_state if killed else None
 pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
 # The statistics change in forward; each rank draws its own samples.
 model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300),
-                            torch.nn.Linear(300, 1))
+                            torch.nn.Dropout(0.2 if killed else 0.0), torch.nn.Linear(300, 1))
+torch.manual_seed(10 + rank)  # each rank draws its own random numbers
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-snapshots = train.Snapshots(every_steps=1000, optimizers=optimizer)
+snapshots = train.Snapshots(every_steps=1000, optimizers=optimizer,
+                            max_overhead=0.5 if killed else None)
 step, lost = 0, None
 if (found := snapshots.restore()) is not None:
     step, lost = found.step, found.lost_steps
     model.load_state_dict(found.state["model"])
     optimizer.load_state_dict(found.state["optimizer"])
+    if own:
+        torch.set_rng_state(found.rank_state)
 if rank == 0:
     print(f"restored {step} lost {lost}", flush=True)
 parallel = DistributedDataParallel(model)
@@ -51,38 +57,48 @@ while step < steps:
         marker.touch()
         raise RuntimeError("planned")
     loss = parallel(samples).square().mean()
+    mark = pathlib.Path(f"killed-{step}")
+    if (step, rank) in killed and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     step += 1
     train.progress(step)
-    snapshots.save(step, state)  # before another collective, in which a rank may wait
+    snapshots.save(step, state, own)  # before another collective, in which a rank may wait
     total = loss.detach().clone()
     dist.all_reduce(total)
     print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
     time.sleep(0.2)
 """
 STEPS = 18
-_losses: dict[int, str] = {}
+_losses: dict[str, dict[int, str]] = {}
 LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
 
 
-def manifest(rig: LocalRig, name: str, steps: int, nodes: int, raises_at: int = -1) -> Path:
+def manifest(
+    rig: LocalRig, name: str, steps: int, nodes: int, raises_at: int = -1, killed: str = ""
+) -> Path:
     (rig.job / "work.py").write_text(SCRIPT)
     return rig.manifest(
-        name, command=["python3", "work.py", str(steps), str(raises_at)], nodes=nodes,
-        minNodes=nodes, maxNodes=nodes, nprocPerNode=2 // nodes, **SPEC,
+        name, command=["python3", "work.py", str(steps), str(raises_at), *killed.split()],
+        nodes=nodes, minNodes=nodes, maxNodes=nodes, nprocPerNode=2 // nodes, **SPEC,
     )  # fmt: skip
 
 
-def expected(rig: LocalRig) -> dict[int, str]:
-    """Return the loss of each step of an undisturbed run, once for all tests."""
-    if not _losses:
-        calm = rig.call("run", manifest(rig, "calm", STEPS, 1), "--plain", "--logs")
+def expected(rig: LocalRig, killed: str = "") -> dict[int, str]:
+    """Return the loss of each step of an undisturbed run, once for all tests.
+
+    Without `killed` the ranks have no state of their own.
+    """
+    if killed not in _losses:
+        calm = rig.call("run", manifest(rig, "calm", STEPS, 1, killed=killed), "--plain", "--logs")
         assert calm.returncode == 0, calm.stdout + calm.stderr
-        _losses.update({int(step): loss for step, _, loss in LINE.findall(calm.stdout)})
-        assert sorted(_losses) == list(range(1, STEPS + 1))
-    return _losses
+        losses = {int(step): loss for step, _, loss in LINE.findall(calm.stdout)}
+        assert sorted(losses) == list(range(1, STEPS + 1))
+        _losses[killed] = losses
+    return _losses[killed]
 
 
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
@@ -151,3 +167,17 @@ def test_worker_that_raises_repeats_no_step(rig: LocalRig) -> None:
     assert "planned" in output
     assert_nothing_lost(output, losses, 1)
     assert re.findall(r"restored (\d+)", output)[1] == "7"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_killed_workers_with_random_numbers_of_their_own_repeat_no_step(
+    rig: LocalRig, nodes: int
+) -> None:
+    """Each rank is killed once in its forward, after all ranks have saved the step before."""
+    losses = expected(rig, "99:0")
+    path = manifest(rig, "drawing", STEPS, nodes, killed="6:0 12:1")
+    output = disturbed(rig, path, "drawing", [])
+    told = LINE.findall(output)
+    assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
+    assert re.findall(r"restored (\d+) lost (\w+)", output)[1:] == [("6", "0"), ("12", "0")], output
