@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig
+from tests.paths import ROOT
 
 __all__ = ["rig"]
 
@@ -181,3 +182,51 @@ def test_killed_workers_with_random_numbers_of_their_own_repeat_no_step(
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
     assert re.findall(r"restored (\d+) lost (\w+)", output)[1:] == [("6", "0"), ("12", "0")], output
+
+
+KILLING = """
+import functools, os, pathlib, runpy, sys
+import torch
+from elasticjob import train
+
+train.Snapshots = functools.partial(train.Snapshots, every_steps=1000, max_overhead=0.5)
+kind = sys.argv.pop(1)
+real, calls, killed = torch.nn.functional.cross_entropy, [], pathlib.Path("killed")
+
+def cross_entropy(*arguments, **options):
+    loss = real(*arguments, **options)
+    calls.append(loss)
+    print(f"rank {os.environ['RANK']} loss {loss.item()!r}", flush=True)
+    if kind == "kill" and len(calls) == 8 and not killed.exists():
+        if os.environ["RANK"] == "1":
+            killed.touch()
+            os.kill(os.getpid(), 9)
+    return loss
+
+torch.nn.functional.cross_entropy = cross_entropy
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_digits_example_repeats_no_step_of_a_killed_worker(rig: LocalRig) -> None:
+    """The loss of each rank is that of an undisturbed run, with dropout."""
+    (rig.job / "digits.py").write_text(KILLING)
+    losses = {}
+    for kind in ("calm", "kill"):
+        options = ["--steps=12", "--step-seconds=0.3", "--checkpoint-every=1000"]
+        command = ["python3", "digits.py", kind, str(ROOT / "examples/digits/train.py"), *options]
+        path = rig.manifest(
+            kind, command=[*command, f"--checkpoint-dir={kind}"], nodes=1, minNodes=1, maxNodes=1,
+            nprocPerNode=2, **SPEC,
+        )  # fmt: skip
+        ended = rig.call("run", path, "--plain", "--logs")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        told = re.findall(r"rank (\d) loss ([\d.e-]+)$", ended.stdout, re.MULTILINE)
+        losses[kind] = {rank: [loss for each, loss in told if each == rank] for rank in "01"}
+    for rank in "01":
+        calm, disturbed_losses = losses["calm"][rank], losses["kill"][rank]
+        assert len(calm) == 12
+        # Both ranks compute the loss of the eighth step before the kill, and again after it.
+        assert disturbed_losses == [*calm[:8], *calm[7:]]
