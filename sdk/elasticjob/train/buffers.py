@@ -29,6 +29,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.part_files import (
     RECORD_BYTES,
     Body,
+    StateChanged,
     committed,
     fill_in_slices,
     held,
@@ -165,15 +166,23 @@ class MemoryBuffers:
         """Return the parts in the shared buffers, also those that another local rank wrote."""
         return [held(self._path("shared", index)) for index in range(BUFFERS)]
 
-    def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
+    def commit_at_stop(
+        self,
+        part: Part,
+        body: Body,
+        keep: Version,
+        seconds: float,
+        has_changed: Callable[[], bool] = bool,
+    ) -> bool:
         """Write a shared part unless the gang has that step or a newer one here already.
 
         Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
         here; not if a rank of this node has no part of its own of that step, which others have.
-        Raises OSError.
+        Raises OSError, or StateChanged.
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
+            has_changed: function that returns True once the content is no longer that of the part.
         """
         with self._locked(seconds) as is_locked:
             if not is_locked:
@@ -183,7 +192,9 @@ class MemoryBuffers:
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
-                overwrite(self._path("shared", index), part, body)
+                if has_changed():
+                    raise StateChanged
+                overwrite(self._path("shared", index), part, body, has_changed=has_changed)
         return True
 
     @contextlib.contextmanager
@@ -330,13 +341,18 @@ class StorageFolder:
     """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
 
     `moved` of a method is called whenever one of its calls to the file system has returned.
+
+    Attributes:
+        place: absolute path of the folder; without symbolic links once it has been read.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.place = os.path.abspath(folder)  # noqa: PTH100
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
+        self.place = os.path.realpath(self.folder)
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
         for version in self._versions():

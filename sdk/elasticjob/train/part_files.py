@@ -40,6 +40,10 @@ class CorruptSnapshot(Exception):
     """Snapshot that is incomplete or damaged, or whose file cannot be read."""
 
 
+class StateChanged(Exception):
+    """State that was changed while it was copied."""
+
+
 class Body(NamedTuple):
     """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views.
 
@@ -174,8 +178,17 @@ def reading(path: Path, part: Part) -> Iterator[tuple[Body, int]]:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
 
 
-def overwrite(path: Path, part: Part, body: Body, *, is_ahead: bool = False) -> None:
+def overwrite(
+    path: Path,
+    part: Part,
+    body: Body,
+    *,
+    is_ahead: bool = False,
+    has_changed: Callable[[], bool] = bool,
+) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
+
+    Raises OSError, and StateChanged if `has_changed` returns True once all is written.
 
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
     detects any difference at the next read.
@@ -189,8 +202,8 @@ def overwrite(path: Path, part: Part, body: Body, *, is_ahead: bool = False) -> 
             return
         _erase(fd)
         try:
-            _fill(fd, part, body)
-        except OSError:
+            _fill(fd, part, body, has_changed)
+        except (OSError, StateChanged):
             os.ftruncate(fd, 0)
             raise
 
@@ -222,12 +235,15 @@ def _allocate(fd: int, total: int) -> None:
         os.posix_fallocate(fd, 0, total)
 
 
-def _fill(fd: int, part: Part, body: Body) -> None:
+def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool]) -> None:
     _allocate(fd, RECORD_BYTES + body.size)
     offset = RECORD_BYTES
     for first in range(0, len(body.views), _MAX_VIEWS):
         offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
-    os.pwrite(fd, pack_record(part, body), 0)
+    record = pack_record(part, body)
+    if has_changed():
+        raise StateChanged
+    os.pwrite(fd, record, 0)
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

@@ -427,10 +427,13 @@ class Snapshots:
 
     def _claimed(self) -> Claim:
         """Return the claim to the places of this rank, which the first `save` takes."""
-        memory = self._memory.folder
-        storage = None if self._store.folder is None else self._store.folder.folder
-        folders = [each for each in (memory, storage) if each is not None]
-        return Claim(self, folders, memory, self._local_rank)
+        memory, storage = self._memory.folder, self._store.folder
+
+        def places() -> list[str]:
+            found = [] if memory is None else [os.path.realpath(memory)]
+            return found if storage is None else [*found, storage.place]
+
+        return Claim(self, places, memory, self._local_rank)
 
     # --- restore
 

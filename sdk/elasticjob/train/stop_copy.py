@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.codec import encode
 from elasticjob.train.interval import HELD_SHARE
+from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import torch
 
@@ -268,16 +269,19 @@ class StopCopy:
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
                 return False
-            reason: object = (
-                "something other than the optimizers has changed the parameters or their state "
-                "since save()"
-            )
-            if not held.sources.have_changed():
-                left = max(0.0, deadline - time.monotonic())
-                try:
-                    return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
-                except (OSError, TypeError, RuntimeError, MemoryError) as error:
-                    reason = error
+            left = max(0.0, deadline - time.monotonic())
+            changed = held.sources.have_changed
+            try:
+                return buffers.commit_at_stop(
+                    held.part, encode(held.state), held.keep, left, changed
+                )
+            except StateChanged:
+                reason: object = (
+                    "something other than the optimizers has changed the parameters or their state "
+                    "since save()"
+                )
+            except (OSError, TypeError, RuntimeError, MemoryError) as error:
+                reason = error
             log.warning(
                 "no copy of step %d at the stop: %s. The last snapshot remains",
                 held.part.version.step,
@@ -332,7 +336,8 @@ class StopCopy:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _opened(str(folder)) as held:  # the length of a socket's path is limited
+            # By its descriptor: the length of a socket's path is limited.
+            with opened(folder, os.O_PATH | os.O_DIRECTORY) as held:
                 path = f"/proc/self/fd/{held}/{SOCKET}{self._local_rank}"
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)  # noqa: PTH108
@@ -489,12 +494,3 @@ def _close(listener: socket.socket, pid: int) -> None:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
     listener.close()
-
-
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield held
-    finally:
-        os.close(held)

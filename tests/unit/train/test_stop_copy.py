@@ -330,6 +330,27 @@ def test_state_that_something_else_has_changed_is_not_copied(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+@pytest.mark.parametrize("moment", ["_locked", "write"])
+def test_change_while_a_copy_waits_or_writes_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    owner: Any = MemoryBuffers if moment == "_locked" else part_files
+    name = moment if moment == "_locked" else "pack_record"
+    real = getattr(owner, name)
+
+    def change_first(*arguments: Any) -> Any:
+        clamp(training)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, change_first)
+    assert ask(memory)
+    assert "no copy of step 3 at the stop: something other than the optimizers" in caplog.text
+    assert MemoryBuffers(memory, 0).parts() == {}
+
+
 def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Path) -> None:
     training = Training()
     snapshots = started(training)
