@@ -151,7 +151,7 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     checkpoint = options.checkpoint_dir / "checkpoint.pt"
     first = resume(checkpoint, model, optimizer)
-    snapshots = job.Snapshots() if job else None  # elastic
+    snapshots = job.Snapshots(optimizers=optimizer) if job else None  # elastic
     found = snapshots.restore() if snapshots else None  # elastic
     if found and found.step > first:  # elastic: newer than the checkpoint
         first = found.step  # elastic
@@ -177,6 +177,8 @@ def train(options: argparse.Namespace) -> None:
         optimizer.step()
 
         done = step + 1
+        if snapshots:  # elastic: directly after the step, so that a fault repeats none
+            snapshots.save(done, lambda: states(model, optimizer), torch.get_rng_state)  # elastic
         measured = {}
         if rank == 0 and (began - reported >= options.report_seconds or done == options.steps):
             reported = began
@@ -184,8 +186,6 @@ def train(options: argparse.Namespace) -> None:
             report(done, measured["loss"], measured["accuracy"])
         if job:
             job.progress(done, **measured)
-        if snapshots:  # elastic
-            snapshots.save(done, lambda: states(model, optimizer), torch.get_rng_state)  # elastic
         # Called in every step by every rank, so that all get True in the same step.
         stops = job is not None and job.should_checkpoint()
         if stops or done % options.checkpoint_every == 0 or done == options.steps:

@@ -48,6 +48,7 @@ class Part(NamedTuple):
         before: step of the gang's snapshot before this one, or the step at which the gang began;
             for a part that is written at a stop its step less the interval.
         reshards: True if any number of ranks can load the ranks' own parts together.
+        at_stop: True if the shared part is written at a stop, between two snapshots of all ranks.
     """
 
     version: Version
@@ -55,6 +56,7 @@ class Part(NamedTuple):
     ranks: int
     before: int
     reshards: bool = False
+    at_stop: bool = False
 
 
 class Offer(NamedTuple):
@@ -104,8 +106,10 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
 
     The newest version wins. A writer that ended between two parts leaves a version that lacks the
     parts of some ranks; the version before it is then preferred if that one is complete. No version
-    further back is: losing the ranks' parts costs less than more steps. Sharded state is useless
-    without the parts of all ranks: the newest version that has them wins, however old it is.
+    further back is: losing the ranks' parts costs less than more steps. Versions that were written
+    at a stop do not count there: they come on top of the snapshots that the ranks take. Sharded
+    state is useless without the parts of all ranks: the newest version that has them wins, however
+    old it is.
     """
     shared = {part for part in _all(offers) if part.rank == SHARED}
     if not shared:
@@ -152,14 +156,14 @@ def _all(offers: Sequence[Offer]) -> Iterable[Part]:
 def _not_older(newest: Part, shared: Iterable[Part]) -> list[Part]:
     """Return `newest` and the snapshot before it, newest first.
 
-    A part of a later gang is not before it: that gang began without `newest`.
+    A snapshot of a later gang, which began without `newest`, counts as one before it too. For one
+    that was written at a stop, the next one counts as the newest snapshot.
     """
-    found = (
-        part
-        for part in shared
-        if part.version.step >= newest.before and part.version.gang <= newest.version.gang
-    )
-    return sorted(found, reverse=True)
+    others = set(shared) - {newest}
+    if newest.at_stop and others:
+        return [newest, *_not_older(max(others), others)]
+    older = [part for part in others if part.version.step >= newest.before]
+    return [newest, *sorted(older, reverse=True)]
 
 
 def _own_sources(shared: Part, offers: Sequence[Offer]) -> tuple[Source, ...] | None:
@@ -223,12 +227,35 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
     return buffer_to_overwrite(held, kept or max(there, default=None))
 
 
-def part_at_stop(version: Version, interval: int) -> Part:
+def part_at_stop(version: Version, interval: int, ranks: int = 0) -> Part:
     """Return the shared part that is written at a stop, with the interval as its step before.
 
     The steps since the last snapshot are no interval: `interval_before` would propose them.
+
+    Args:
+        ranks: number of ranks with a state of their own.
     """
-    return Part(version, SHARED, 0, max(0, version.step - interval))
+    return Part(version, SHARED, ranks, max(0, version.step - interval), at_stop=True)
+
+
+def has_own_parts(shared: Part, there: Iterable[Part], local_ranks: int) -> bool:
+    """Return True if a node has the own parts of all its ranks that belong to a shared part.
+
+    Ranks may be a step apart at a stop. A rank that still holds the state of a step has not written
+    its own part of the next one: so the node never replaces a version that may be complete by one
+    that cannot be.
+
+    Args:
+        there: parts on the node.
+        local_ranks: number of ranks on the node; 0 if it is unknown.
+    """
+    found = {part.rank for part in there if part.rank != SHARED and is_of(part, shared)}
+    return not shared.ranks or len(found) >= max(1, local_ranks)
+
+
+def is_of(own: Part, shared: Part) -> bool:
+    """Return True if the own part of a rank and a shared part are of the same version."""
+    return own._replace(rank=SHARED) == shared
 
 
 def steps_between(every_seconds: float, steps: int, seconds: float) -> int:

@@ -24,10 +24,12 @@ from elasticjob.train.agreement import (
     buffer_to_overwrite,
     complete_versions,
     expired,
+    has_own_parts,
 )
 from elasticjob.train.part_files import (
     RECORD_BYTES,
     Body,
+    StateChanged,
     committed,
     fill_in_slices,
     held,
@@ -45,6 +47,8 @@ BUFFERS = 2
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _REPLICA = "replica-"
+_OWN = "own-"
+"""Prefix of the buffers with the own state of a local rank after each step."""
 LOCK = "writer-"
 """Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _SHARED_LOCK = f"{LOCK}shared"
@@ -53,7 +57,7 @@ _LOCK_SECONDS = 2.0
 process that it had forked lives on may leave the lock."""
 _POLL_SECONDS = 0.01
 _MODE = 0o600
-_OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
+_OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|own-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
@@ -78,8 +82,9 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0, and under a lock by any
     local rank once the workers are stopped. Each local rank has buffers `rank-LOCAL.N` for its own
-    part. With a `limit` in bytes, two snapshots of the node and the present copies for other nodes
-    must fit. Of `local_ranks`, the present number of workers on the node, 0 is unknown.
+    part, and `own-LOCAL.N` for that of each step, as a copy at a stop needs it. With a `limit` in
+    bytes, two snapshots of the node and the present copies for other nodes must fit. Of
+    `local_ranks`, the present number of workers on the node, 0 is unknown.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0, local_ranks: int = 0) -> None:
@@ -114,13 +119,24 @@ class MemoryBuffers:
 
     def seed(self, part: Part, body: Body) -> None:
         """Write a part as `commit` does, also where a newer one is that the ranks passed over."""
-        name = self._name(part)
+        ahead, self._ahead = self._ahead, None
+        self._replace(self._name(part), part, body, ahead)
+
+    def commit_own(self, part: Part, body: Body) -> None:
+        """Write the own part of this rank of a step, beside that of the step before.
+
+        Raises OSError. Ranks may be a step apart, so a stop may need either of the two.
+        """
+        self._replace(f"{_OWN}{self._local_rank}", part, body)
+
+    def _replace(
+        self, name: str, part: Part, body: Body, ahead: tuple[Part, int, int] | None = None
+    ) -> None:
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
         self._check_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
-        is_ahead = self._ahead == (part, index, body.size)
-        self._ahead = None
+        is_ahead = ahead == (part, index, body.size)
         overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
 
@@ -150,22 +166,35 @@ class MemoryBuffers:
         """Return the parts in the shared buffers, also those that another local rank wrote."""
         return [held(self._path("shared", index)) for index in range(BUFFERS)]
 
-    def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
+    def commit_at_stop(
+        self,
+        part: Part,
+        body: Body,
+        keep: Version,
+        seconds: float,
+        has_changed: Callable[[], bool] = bool,
+    ) -> bool:
         """Write a shared part unless the gang has that step or a newer one here already.
 
         Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
-        here. Raises OSError.
+        here; not if a rank of this node has no part of its own of that step, which others have.
+        Raises OSError, or StateChanged.
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
+            has_changed: function that returns True once the content is no longer that of the part.
         """
         with self._locked(seconds) as is_locked:
             if not is_locked:
                 return False
+            if not has_own_parts(part, self.parts(), self._local_ranks):
+                return False
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
-                overwrite(self._path("shared", index), part, body)
+                if has_changed():
+                    raise StateChanged
+                overwrite(self._path("shared", index), part, body, has_changed=has_changed)
         return True
 
     @contextlib.contextmanager
@@ -225,16 +254,17 @@ class MemoryBuffers:
 
     def keep(self, version: Version) -> None:
         """Keep the parts of a version of all ranks until the next ones are committed."""
-        for name in ("shared", f"rank-{self._local_rank}"):
+        for name in ("shared", f"rank-{self._local_rank}", f"{_OWN}{self._local_rank}"):
             for part in self._buffers(name):
                 if part is not None and part.version == version:
                     self._last[name] = part
 
     def damaged(self, part: Part) -> None:
         """Overwrite this part next, which failed its check."""
-        holds = self._buffers(self._name(part))
-        if part in holds:
-            holds[holds.index(part)] = None
+        for name in (self._name(part), f"{_OWN}{self._local_rank}"):
+            holds = self._buffers(name)
+            if part in holds:
+                holds[holds.index(part)] = None
 
     def _name(self, part: Part) -> str:
         return "shared" if part.rank == SHARED else f"rank-{self._local_rank}"
@@ -311,13 +341,18 @@ class StorageFolder:
     """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
 
     `moved` of a method is called whenever one of its calls to the file system has returned.
+
+    Attributes:
+        place: absolute path of the folder; without symbolic links once it has been read.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.place = os.path.abspath(folder)  # noqa: PTH100
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
+        self.place = os.path.realpath(self.folder)
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
         for version in self._versions():

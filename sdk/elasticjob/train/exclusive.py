@@ -24,7 +24,7 @@ LOCK_SECONDS = 2.0
 """Maximum wait for the lock of a former worker whose process is still ending."""
 
 _writers: dict[str, weakref.ReferenceType[object]] = {}
-"""Writer of each place in this process, by its absolute path."""
+"""Writer of each place in this process, by its path without symbolic links."""
 _locks: dict[str, tuple[int, int]] = {}
 """Open file of each lock, and the process that holds it: a fork inherits the file alone."""
 
@@ -34,16 +34,21 @@ class Claim:
 
     Args:
         owner: the object; its places are free once it is collected.
-        folders: the places.
+        places: function that returns the places, by paths without symbolic links.
         memory: that of them in the memory of this node, with a lock; None without one.
         local_rank: local rank of this process.
     """
 
     def __init__(
-        self, owner: object, folders: Iterable[Path], memory: Path | None, local_rank: int
+        self,
+        owner: object,
+        places: Callable[[], Iterable[str]],
+        memory: Path | None,
+        local_rank: int,
     ) -> None:
         self._owner = weakref.ref(owner)
-        self._places = [os.path.abspath(each) for each in folders]  # noqa: PTH100
+        self._function = places
+        self._places: list[str] = []
         self._lock = None if memory is None else os.path.abspath(memory / f"{LOCK}{local_rank}")  # noqa: PTH100
         self._local_rank = local_rank
         self._pid = 0
@@ -57,6 +62,7 @@ class Claim:
         """
         if self._pid == os.getpid():
             return
+        self._places = list(self._function())
         if any(self._other(place) for place in self._places):
             gc.collect()  # the other one may be unused, and part of a cycle
         for place in self._places:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
 from elasticjob.train.agreement import STORAGE, Offer, Part, Plan, Version
@@ -243,5 +243,5 @@ def unpack_message(content: memoryview) -> RestoreMessage:
     return RestoreMessage(offer, *others)
 
 
-def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:
-    return Part(Version(step, gang), rank, ranks, before, reshards)
+def _part(step: int, gang: int, *fields: Any) -> Part:
+    return Part(Version(step, gang), *fields)

@@ -24,6 +24,8 @@ MAGIC = b"EJSNAP01"
 _RECORD = struct.Struct("<8sQQiIQQQI")
 _RESHARDS = 1 << 31
 """Bit of the number of ranks in a record: any number of ranks can load the parts."""
+_AT_STOP = 1 << 30
+"""Bit of the number of ranks in a record: the shared part is written at a stop."""
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
@@ -36,6 +38,10 @@ _LARGE_BYTES = 1 << 20
 
 class CorruptSnapshot(Exception):
     """Snapshot that is incomplete or damaged, or whose file cannot be read."""
+
+
+class StateChanged(Exception):
+    """State that was changed while it was copied."""
 
 
 class Body(NamedTuple):
@@ -73,14 +79,14 @@ def allocated(size: int) -> memoryview:
 
 def fields_of(part: Part) -> tuple[int, int, int, int, int]:
     """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
-    ranks = part.ranks | (_RESHARDS if part.reshards else 0)
+    ranks = part.ranks | (_RESHARDS if part.reshards else 0) | (_AT_STOP if part.at_stop else 0)
     return *part.version, part.rank, ranks, part.before
 
 
 def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
     """Return the part with these fields of a record."""
-    reshards = bool(ranks & _RESHARDS)
-    return Part(Version(step, gang), rank, ranks & ~_RESHARDS, before, reshards)
+    flags = bool(ranks & _RESHARDS), bool(ranks & _AT_STOP)
+    return Part(Version(step, gang), rank, ranks & ~(_RESHARDS | _AT_STOP), before, *flags)
 
 
 def pack_record(part: Part, body: Body) -> bytes:
@@ -172,8 +178,17 @@ def reading(path: Path, part: Part) -> Iterator[tuple[Body, int]]:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
 
 
-def overwrite(path: Path, part: Part, body: Body, *, is_ahead: bool = False) -> None:
+def overwrite(
+    path: Path,
+    part: Part,
+    body: Body,
+    *,
+    is_ahead: bool = False,
+    has_changed: Callable[[], bool] = bool,
+) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
+
+    Raises OSError, and StateChanged if `has_changed` returns True once all is written.
 
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
     detects any difference at the next read.
@@ -187,8 +202,8 @@ def overwrite(path: Path, part: Part, body: Body, *, is_ahead: bool = False) -> 
             return
         _erase(fd)
         try:
-            _fill(fd, part, body)
-        except OSError:
+            _fill(fd, part, body, has_changed)
+        except (OSError, StateChanged):
             os.ftruncate(fd, 0)
             raise
 
@@ -220,12 +235,15 @@ def _allocate(fd: int, total: int) -> None:
         os.posix_fallocate(fd, 0, total)
 
 
-def _fill(fd: int, part: Part, body: Body) -> None:
+def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool]) -> None:
     _allocate(fd, RECORD_BYTES + body.size)
     offset = RECORD_BYTES
     for first in range(0, len(body.views), _MAX_VIEWS):
         offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
-    os.pwrite(fd, pack_record(part, body), 0)
+    record = pack_record(part, body)
+    if has_changed():
+        raise StateChanged
+    os.pwrite(fd, record, 0)
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

@@ -322,10 +322,7 @@ class Snapshots:
         store = bool(store) or unasked
         is_due = store or step >= self._next_step
         if self._stop is not None:
-            if rank_state is None:
-                state = self._held(self._stop, gang, step, state, is_due)
-            else:  # the state of a rank that was killed is not there
-                self._stop.refuse()
+            state, rank_state = self._held(self._stop, gang, step, state, rank_state, is_due)
             self._stop.listen()
         if not is_due:
             self._pace.left(step, copied=False)
@@ -393,22 +390,26 @@ class Snapshots:
         self._pace.left(step, copied=True)
         return True
 
-    def _held(self, stop: StopCopy, gang: Gang, step: int, state: Any, is_due: bool) -> Any:
-        """Hold the state for a copy at a stop if all ranks do; return it."""
+    def _held(
+        self, stop: StopCopy, gang: Gang, step: int, state: Any, rank_state: Any, is_due: bool
+    ) -> tuple[Any, Any]:
+        """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
             told = gang.gather(bytes([stop.wants()]), is_fixed=True)
             stop.agreed(all(each[0] for each in told))
         if not stop.is_on:
-            return state
+            return state, rank_state
         began = time.perf_counter()
-        state = _value(state)
+        state, rank_state = _value(state), _value(rank_state)
+        ranks = 0 if rank_state is None else gang.size
         version = Version(step, self._number)
         # The same as that of the regular snapshot, which another rank may complete.
-        part = Part(version, SHARED, 0, self._last_step)
+        part = Part(version, SHARED, ranks, self._last_step)
         if not is_due:
-            part = part_at_stop(version, self._next_step - self._last_step)
-        stop.hold(part, self._newest, state, began)
-        return state
+            part = part_at_stop(version, self._next_step - self._last_step, ranks)
+        own = None if rank_state is None else (gang.rank, rank_state)
+        stop.hold(part, self._newest, state, began, own)
+        return state, rank_state
 
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers."""
@@ -426,10 +427,13 @@ class Snapshots:
 
     def _claimed(self) -> Claim:
         """Return the claim to the places of this rank, which the first `save` takes."""
-        memory = self._memory.folder
-        storage = None if self._store.folder is None else self._store.folder.folder
-        folders = [each for each in (memory, storage) if each is not None]
-        return Claim(self, folders, memory, self._local_rank)
+        memory, storage = self._memory.folder, self._store.folder
+
+        def places() -> list[str]:
+            found = [] if memory is None else [os.path.realpath(memory)]
+            return found if storage is None else [*found, storage.place]
+
+        return Claim(self, places, memory, self._local_rank)
 
     # --- restore
 

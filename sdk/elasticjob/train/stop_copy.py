@@ -4,8 +4,8 @@ From a call of `save` until the next step of an optimizer, parameters and optimi
 the saved step. A fault of another rank stops this one there, in its backward. So each call of
 `save` keeps the state: references to tensors that only the optimizers change, copies of all others.
 The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
-workers; one that ends with an exception makes it by itself.
-See docs/decisions/0087-a-copy-at-the-stop.md.
+workers; one that ends with an exception makes it by itself. The own state of a rank is committed in
+each step. See docs/decisions/0087-a-copy-at-the-stop.md and 0091-own-states-of-each-step.md.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.codec import encode
 from elasticjob.train.interval import HELD_SHARE
+from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import torch
 
@@ -47,6 +48,8 @@ COPY_SECONDS = 10.0
 """Maximum duration of a copy, for which the launcher waits."""
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
+OWN_BYTES = 1 << 20
+"""Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
 STEP_SECONDS = 1.0
@@ -178,16 +181,22 @@ class StopCopy:
         step = statistics.median(self._steps)
         return statistics.median(self._costs) / step if step > 0 else 1.0
 
-    def refuse(self) -> None:
-        """Hold no state of this round: that of the ranks themselves is needed with it."""
-        self.release()
-        self.is_on, self._is_refused = False, True
-
-    def hold(self, part: Part, keep: Version, state: Any, began: float) -> None:
+    def hold(
+        self,
+        part: Part,
+        keep: Version,
+        state: Any,
+        began: float,
+        own: tuple[int, Any] | None = None,
+    ) -> None:
         """Keep the state until the next step of an optimizer.
+
+        The own state of this rank is committed at once: if the rank is killed, the others copy the
+        shared part of the same step.
 
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
+            own: rank of this process, and its own state; None without one.
         """
         self._held_steps += 1
         if self._last is not None and part.version.step > self._last[0]:
@@ -201,18 +210,26 @@ class StopCopy:
             self._keep, self._keep_at = keep, self._taken_at
         held = None
         try:
+            if own is not None:  # before the shared part is held: see `has_own_parts`
+                self._commit_own(part._replace(rank=own[0]), own[1])
             copies = _Copies(self._optimizers.all)
             values = copies.held(state)
             if not copies.size:  # as on ranks that leave the state to rank 0
                 raise NotHeld
             held = Held(part, keep, values, copies.size, copies.sources)
             self._size = copies.size
-        except (NotHeld, RuntimeError):  # also of a state that contains itself
+        except (NotHeld, RuntimeError, TypeError, OSError):  # also a state that contains itself
             self._is_refused = True
         with self._changed:
             self._held = held
             self._changed.notify_all()
         self._costs.append(time.perf_counter() - began)
+
+    def _commit_own(self, part: Part, own: Any) -> None:
+        body, buffers = encode(own), self._memory.buffers
+        if buffers is None or body.size > OWN_BYTES:
+            raise NotHeld
+        buffers.commit_own(part, body)
 
     def release(self) -> None:
         """Give up the state, before it changes; wait for a copy of it."""
@@ -252,16 +269,19 @@ class StopCopy:
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
                 return False
-            reason: object = (
-                "something other than the optimizers has changed the parameters or their state "
-                "since save()"
-            )
-            if not held.sources.have_changed():
-                left = max(0.0, deadline - time.monotonic())
-                try:
-                    return buffers.commit_at_stop(held.part, encode(held.state), held.keep, left)
-                except (OSError, TypeError, RuntimeError, MemoryError) as error:
-                    reason = error
+            left = max(0.0, deadline - time.monotonic())
+            changed = held.sources.have_changed
+            try:
+                return buffers.commit_at_stop(
+                    held.part, encode(held.state), held.keep, left, changed
+                )
+            except StateChanged:
+                reason: object = (
+                    "something other than the optimizers has changed the parameters or their state "
+                    "since save()"
+                )
+            except (OSError, TypeError, RuntimeError, MemoryError) as error:
+                reason = error
             log.warning(
                 "no copy of step %d at the stop: %s. The last snapshot remains",
                 held.part.version.step,
@@ -316,7 +336,8 @@ class StopCopy:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _opened(str(folder)) as held:  # the length of a socket's path is limited
+            # By its descriptor: the length of a socket's path is limited.
+            with opened(folder, os.O_PATH | os.O_DIRECTORY) as held:
                 path = f"/proc/self/fd/{held}/{SOCKET}{self._local_rank}"
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)  # noqa: PTH108
@@ -473,12 +494,3 @@ def _close(listener: socket.socket, pid: int) -> None:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
     listener.close()
-
-
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield held
-    finally:
-        os.close(held)

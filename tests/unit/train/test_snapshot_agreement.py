@@ -23,6 +23,7 @@ from elasticjob.train.agreement import (
     expired,
     interval_before,
     next_gang,
+    part_at_stop,
     sizes_of,
     steps_between,
 )
@@ -95,6 +96,32 @@ def test_parts_of_a_lost_node_do_not_cost_steps() -> None:
     plan = decide([survivor, Offer(storage=survivor.storage)])
     assert plan is not None
     assert (plan.version.step, plan.own) == (8, ())
+
+
+def at_stop(step: int, rank: int = SHARED) -> Part:
+    return part_at_stop(Version(step, 1), 10, 2)._replace(rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("own_parts", "expected"),
+    [
+        ([(20, 0), (20, 1), (27, 0), (27, 1)], (27, 2)),
+        ([(20, 0), (20, 1), (27, 0)], (20, 2)),
+        ([(20, 0), (20, 1), (26, 1), (27, 0)], (20, 2)),  # never of two steps
+        ([(26, 0), (26, 1), (27, 0)], (26, 2)),
+        ([(10, 0), (10, 1), (20, 0), (27, 0)], (10, 2)),  # the node of rank 1 was lost
+        ([(10, 0), (20, 0), (27, 0)], (27, 0)),
+    ],
+)
+def test_copy_at_a_stop_without_an_own_state_yields_to_the_snapshots_of_all_ranks(
+    own_parts: list[tuple[int, int]], expected: tuple[int, int]
+) -> None:
+    regular = {step: Part(Version(step, 1), SHARED, 2, step - 10) for step in (10, 20)}
+    every = {**regular, 26: at_stop(26), 27: at_stop(27)}
+    found = [every[step]._replace(rank=rank) for step, rank in own_parts]
+    plan = decide([Offer(memory=(*every.values(), *found)), Offer()])
+    assert plan is not None
+    assert (plan.version.step, len(plan.own)) == expected
 
 
 def test_parts_of_two_gangs_in_one_step_are_not_combined() -> None:

@@ -593,6 +593,27 @@ def test_snapshots_of_two_folders_without_memory_are_independent(tmp_path: Path)
     assert [found and found.state["x"] for found in restored] == [0, 1]
 
 
+@pytest.mark.parametrize("form", ["link", "relative"])
+def test_storage_by_another_path_is_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    first, second = (
+        Snapshots(tmp_path / "folder"),
+        Snapshots("link" if form == "link" else "folder"),
+    )
+    for each in (first, second):
+        each.restore()
+    first.save(1, {"x": 1}, store=True)
+    with pytest.raises(RuntimeError, match=f"saves to {tmp_path / 'folder'}:"):
+        second.save(1, {"x": 2})
+    first.close()
+    assert second.save(1, {"x": 2}, store=True)
+    second.close()
+
+
 def test_second_restore_has_the_newest_snapshot(memory: Path) -> None:
     snapshots = Snapshots(every_steps=1)
     snapshots.restore()

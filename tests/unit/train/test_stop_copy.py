@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import gc
 import logging
@@ -248,9 +249,9 @@ def test_regular_copy_in_progress_is_completed(
         real(self, part, body)
 
     monkeypatch.setattr(MemoryBuffers, "commit", commit)
-    own = torch.zeros(1)  # holds nothing: only the regular snapshots count
+    monkeypatch.setattr(stop_copy, "OWN_BYTES", 0)  # holds nothing: only regular ones count
     for step in (1, 2):
-        snapshots.save(step, training.state, own)
+        snapshots.save(step, training.state, torch.zeros(1))
     asking = threading.Thread(target=ask, args=(memory,))
     asking.start()
     time.sleep(0.3)
@@ -329,6 +330,27 @@ def test_state_that_something_else_has_changed_is_not_copied(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+@pytest.mark.parametrize("moment", ["_locked", "write"])
+def test_change_while_a_copy_waits_or_writes_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    owner: Any = MemoryBuffers if moment == "_locked" else part_files
+    name = moment if moment == "_locked" else "pack_record"
+    real = getattr(owner, name)
+
+    def change_first(*arguments: Any) -> Any:
+        clamp(training)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, change_first)
+    assert ask(memory)
+    assert "no copy of step 3 at the stop: something other than the optimizers" in caplog.text
+    assert MemoryBuffers(memory, 0).parts() == {}
+
+
 def test_parameter_whose_data_is_replaced_keeps_the_value_of_the_step(memory: Path) -> None:
     training = Training()
     snapshots = started(training)
@@ -380,14 +402,100 @@ def test_rank_without_tensors_holds_nothing(memory: Path) -> None:
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
-def test_state_of_the_ranks_themselves_is_not_left_behind(memory: Path) -> None:
-    """A version without the state of a killed rank must not replace one that has it."""
+def test_stop_copies_the_shared_state_beside_the_own_state_of_the_step(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=4)
+    expected = steps(training, snapshots, 1, 5, torch.arange(3))
+    snapshots.save(6, training.state, lambda: torch.arange(3) + 6)
+    time.sleep(0.05)
+    assert ask(memory)
+    found = restored()
+    assert (found.step, found.lost_steps, found.rank_state.tolist()) == (6, 0, [6, 7, 8])
+    assert_same(expected, found.state)
+
+
+def test_own_states_of_the_last_two_steps_are_in_memory(memory: Path) -> None:
+    """The other ranks may hold the step before: this one is killed now."""
+    training = Training()
+    snapshots = started(training)
+    for last in (1, 2, 7):
+        steps(training, snapshots, max(1, last - 1), last, torch.arange(3))
+        found = {part.version.step for part in MemoryBuffers(memory, 0).parts()}
+        assert found == {max(1, last - 1), last}
+    assert {path.name for path in memory.glob("own-*")} == {"own-0.0", "own-0.1"}
+
+
+def test_regular_snapshot_keeps_its_own_parts_until_the_next_one(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=5)
+    steps(training, snapshots, 1, 9, torch.arange(3))  # no stop: the process ends
+    snapshots.close()
+    found = restored()
+    assert (found.step, found.rank_state.tolist()) == (5, [0, 1, 2])
+
+
+def test_large_own_state_is_not_held(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
     snapshots = started(training, every_steps=2)
-    steps(training, snapshots, 1, 5, torch.arange(3))
+    monkeypatch.setattr(stop_copy, "OWN_BYTES", 1000)
+    steps(training, snapshots, 1, 5, torch.zeros(1000))
+    assert ask(memory) == 0.0
+    found = restored()
+    assert (found.step, found.rank_state.numel()) == (4, 1000)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), TypeError("no type")])
+def test_own_state_that_cannot_be_written_leaves_the_last_snapshot(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=2)
+    steps(training, snapshots, 1, 3, torch.arange(3))
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(MemoryBuffers, "commit_own", fail)
+    steps(training, snapshots, 4, 5, torch.arange(3))
     assert ask(memory) == 0.0
     found = restored()
     assert (found.step, found.rank_state.tolist()) == (4, [0, 1, 2])
+
+
+def own(step: int, rank: int, ranks: int = 2) -> Part:
+    return part_at_stop(Version(step, 7), 5, ranks)._replace(rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("there", "local_ranks", "is_written"),
+    [
+        ([own(8, 0), own(8, 1)], 2, True),
+        ([own(8, 0), own(7, 1)], 2, False),  # rank 1 was killed before its own state of the step
+        ([own(7, 0), own(7, 1)], 2, False),
+        ([own(8, 0)], 1, True),  # rank 1 is on another node
+        ([own(8, 3)], 0, True),
+        ([], 0, False),
+        ([own(8, 0), own(8, 1, 3)], 2, False),
+    ],
+)
+def test_copy_needs_the_own_states_of_all_ranks_of_the_node(
+    memory: Path, there: list[Part], local_ranks: int, is_written: bool
+) -> None:
+    body = Body(0, [memoryview(b"x")])
+    for part in there:
+        MemoryBuffers(memory, part.rank).commit_own(part, body)
+    node = MemoryBuffers(memory, 0, local_ranks=local_ranks)
+    shared_part = part_at_stop(Version(8, 7), 5, 2)
+    assert node.commit_at_stop(shared_part, body, Version(5, 7), 1.0) is is_written
+    assert (shared_part in node.parts()) is is_written
+
+
+def test_own_states_of_former_workers_are_removed(memory: Path) -> None:
+    body = Body(0, [memoryview(b"x")])
+    for rank in (0, 1):
+        MemoryBuffers(memory, rank).commit_own(own(8, rank), body)
+    MemoryBuffers(memory, 0, local_ranks=1).remove_former()
+    assert {path.name for path in memory.iterdir()} == {"own-0.0"}
 
 
 def test_copy_that_takes_longer_than_the_steps_is_not_made(memory: Path) -> None:
