@@ -193,7 +193,7 @@ class _Read:
 
 
 def check_same(call: str, told: Sequence[Mapping[str, object]]) -> None:
-    """Raise SnapshotError, on all ranks, for a value that is not that of rank 0.
+    """Raise SnapshotError on all ranks if a value differs between them.
 
     Args:
         call: the call whose values these are.
