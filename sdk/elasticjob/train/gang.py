@@ -196,7 +196,7 @@ def check_same(call: str, told: Sequence[Mapping[str, object]]) -> None:
     """Raise SnapshotError on all ranks if a value differs between them.
 
     Args:
-        call: the call whose values these are.
+        call: the call to which the values belong.
         told: the values of each rank by their names.
     """
     for name, first in told[0].items():
