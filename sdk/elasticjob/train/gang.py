@@ -192,15 +192,15 @@ class _Read:
             self._reading, self._error = None, error
 
 
-def check_same(call: str, told: Sequence[Mapping[str, object]]) -> None:
+def check_same(call: str, values: Sequence[Mapping[str, object]]) -> None:
     """Raise SnapshotError on all ranks if a value differs between them.
 
     Args:
         call: the call to which the values belong.
-        told: the values of each rank by their names.
+        values: the values of each rank by their names.
     """
-    for name, first in told[0].items():
-        for rank, each in enumerate(told):
+    for name, first in values[0].items():
+        for rank, each in enumerate(values):
             if each[name] != first:
                 raise SnapshotError(
                     f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}: "
