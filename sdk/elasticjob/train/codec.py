@@ -130,7 +130,7 @@ class _Encoder:
             return float(value)
         raise TypeError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which a snapshot cannot hold: "
-            "convert it to tensors, numbers, strings, lists and dicts"
+            f"{_advice(kind)}"
         )
 
     def _of_numpy(self, value: Any, path: str) -> Any:
@@ -192,6 +192,14 @@ class _Encoder:
                 self.views.append(memoryview(bytes(padding)))
             self._size += size + padding
         return ["tensor", [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]]
+
+
+def _advice(kind: type) -> str:
+    """Return the remedy for a value of a type that is not encoded."""
+    for method in ("state_dict", "get_state"):
+        if callable(getattr(kind, method, None)):
+            return f"save its {method}()"
+    return "convert it to tensors, numbers, strings, lists and dicts"
 
 
 def _memory(tensor: torch.Tensor, size: int) -> memoryview:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import STORAGE, Offer, Part, Plan, Version
+from elasticjob.train.agreement import STORAGE, Offer, Part, Plan, SnapshotError, Version
 from elasticjob.train.part_files import Body, CorruptSnapshot, allocated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
+log = logging.getLogger("elasticjob.train")
+
+PATIENCE = datetime.timedelta(seconds=60)
+"""Wait for the other ranks after which a rank warns, once in a round."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _UNKNOWN = -1
@@ -30,7 +36,10 @@ class Gang:
         import torch.distributed as dist
 
         self.rank, self.size = 0, 1
+        self.call = "restore()"
+        """Call of `Snapshots` in which the ranks exchange bytes."""
         self._group = None
+        self._has_warned = False
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if dist.get_backend() != "gloo":
@@ -39,14 +48,13 @@ class Gang:
     def gather(self, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
         """Return the content of every rank, by rank; `is_fixed` if all have the same size."""
         import torch
-        import torch.distributed as dist
 
         if self.size == 1:
             return [memoryview(bytearray(content))]
         sizes = [len(content)] * self.size
         if not is_fixed:
             counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(counts, torch.tensor([len(content)]), group=self._group)
+            self._all_gather(counts, torch.tensor([len(content)]))
             sizes = [int(count) for count in counts]
         largest = max(sizes)
         if not largest:
@@ -56,8 +64,36 @@ class Gang:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         buffers = [bytearray(largest) for _ in range(self.size)]
         found = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
-        dist.all_gather(found, padded, group=self._group)
+        self._all_gather(found, padded)
         return [memoryview(each)[:size] for each, size in zip(buffers, sizes)]
+
+    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
+        """Gather; warn of ranks that do not make this call, as the wait may last until a timeout.
+
+        A rank that is still busy, with an evaluation of its own, is no error.
+        """
+        import torch.distributed as dist
+
+        work = dist.all_gather(found, mine, group=self._group, async_op=True)
+        assert work is not None
+        if not self._has_warned:
+            try:
+                work.wait(PATIENCE)
+                return
+            except RuntimeError:
+                if not work.is_completed():
+                    self._has_warned = True
+                    log.warning(
+                        "rank %d has waited %d s for other ranks in %s: all ranks must make the "
+                        "same calls of Snapshots, after the same steps. A rank without this "
+                        "message is still busy before this call, has left it out, or waits in "
+                        "another collective. With recovery.hangTimeoutSeconds such a wait ends "
+                        "with the stacks of all ranks",
+                        self.rank,
+                        PATIENCE.total_seconds(),
+                        self.call,
+                    )
+        work.wait()  # raises the error of a collective that has failed, again
 
     def broadcast(self, body: Body | None, source: int) -> Body:
         """Return the body of rank `source`, which sends it from the memory that it is in."""
@@ -154,6 +190,22 @@ class _Read:
             self._reading = None
         except CorruptSnapshot as error:
             self._reading, self._error = None, error
+
+
+def check_same(call: str, values: Sequence[Mapping[str, object]]) -> None:
+    """Raise SnapshotError on all ranks if a value differs between them.
+
+    Args:
+        call: the call to which the values belong.
+        values: the values of each rank by their names.
+    """
+    for name, first in values[0].items():
+        for rank, each in enumerate(values):
+            if each[name] != first:
+                raise SnapshotError(
+                    f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}: "
+                    "all ranks must make the same calls, with the same values"
+                )
 
 
 def streams(plan: Plan, ranks: int) -> bool:

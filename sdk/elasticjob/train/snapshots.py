@@ -7,6 +7,7 @@ Without it, as under torchrun, snapshots are in storage alone. See docs/training
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import multiprocessing.util
 import os
@@ -14,6 +15,7 @@ import secrets
 import struct
 import time
 import weakref
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exclusive import Claim
-from elasticjob.train.gang import Gang, exchanged
+from elasticjob.train.gang import Gang, check_same, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
@@ -59,8 +61,10 @@ MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
-_PROPOSAL = struct.Struct("<QB???q")
-_BEGIN = struct.Struct("<I???qQ")
+_CALL = ("step", "rank_state", "store")
+"""Values of a call of `save` that must be the same on all ranks."""
+_PROPOSAL = struct.Struct("<q??QB???q")
+_BEGIN = struct.Struct("<II????qQ")
 
 
 class Restored(NamedTuple):
@@ -157,6 +161,8 @@ class Snapshots:
         self._optimizers = Optimizers(optimizers)
         self._overlap = Overlap(self._optimizers) if self._optimizers else None
         self._pace = Pace(interval, self._overlap)
+        self._is_measured = self._pace.is_measured
+        """True if any rank's interval depends on measurements."""
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._report = Report()
@@ -205,6 +211,16 @@ class Snapshots:
         self._has_place = True
         """True if any rank has memory or storage."""
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
+        settings = {
+            "every_steps": every_steps,
+            "every_seconds": every_seconds,
+            "store_every": _first(store_every, STORE_EVERY),
+            "store_seconds": store_seconds,
+            "replicas": replicas,
+            "sharded": sharded,
+        }
+        self._settings = json.dumps({name: str(value) for name, value in settings.items()}).encode()
+        """Arguments that must be the same on all ranks."""
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
 
@@ -222,8 +238,8 @@ class Snapshots:
 
         Raises:
             SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
-                snapshots of sharded state are of another number of ranks; or a distributed tensor
-                has another shape.
+                snapshots of sharded state are of another number of ranks; a distributed tensor
+                has another shape; or the ranks have created Snapshots with other arguments.
         """
         self._end_former()
         self._optimizers.restored()
@@ -294,7 +310,8 @@ class Snapshots:
         Raises:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
-            SnapshotError: with `store`, the snapshot is not in storage, or there is no storage.
+            SnapshotError: with `store`, the snapshot is not in storage, or there is no storage; or
+                the ranks have called with another step, or only some with `store` or `rank_state`.
             RuntimeError: `restore` was not called; another Snapshots in this process, or another
                 process of this local rank, saves to the same folder; or a parameter created in
                 `skip_initialization` has no value.
@@ -305,6 +322,7 @@ class Snapshots:
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
+        gang.call = f"save() of step {step}"
         self._optimizers.created()
         check_values()
         self._claim.take()
@@ -330,7 +348,7 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.begin()
         used = time.thread_time()  # not the time of waiting for slower ranks
-        begins, store_due = self._schedule(gang, step)
+        begins, store_due = self._schedule(gang, (step, rank_state is not None, store))
         used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._memory.remove_former(None)
@@ -443,15 +461,23 @@ class Snapshots:
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
         holds = self._stop is not None and self._stop.can_hold and not self._sharded
-        begin = _BEGIN.pack(secrets.randbits(32), has_place, stores, holds, *reached)
+        digest, measured = zlib.crc32(self._settings), self._pace.is_measured
+        begin = _BEGIN.pack(
+            digest, secrets.randbits(32), measured, has_place, stores, holds, *reached
+        )
         told = gang.gather(begin, is_fixed=True)
         drawn = [_BEGIN.unpack(content) for content in told]
+        if any(theirs != digest for theirs, *_ in drawn):
+            settings = [json.loads(bytes(each)) for each in gang.gather(self._settings)]
+            check_same("Snapshots", settings)
+        drawn = [tuple(fields) for _, *fields in drawn]
         self._number = next_gang(offers, drawn[0][0])
-        self._has_place = any(place for _, place, *_ in drawn)
-        self._store.is_shared = any(stores for _, _, stores, *_ in drawn)
+        self._is_measured = any(measured for _, measured, *_ in drawn)
+        self._has_place = any(place for _, _, place, *_ in drawn)
+        self._store.is_shared = any(stores for _, _, _, stores, *_ in drawn)
         if self._stop is not None:
-            self._stop.start(all(holds for _, _, _, holds, *_ in drawn))
-        lost = lost_since(step, [Reached(*fields) for _, _, _, _, *fields in drawn])
+            self._stop.start(all(holds for _, _, _, _, holds, *_ in drawn))
+        lost = lost_since(step, [Reached(*fields) for _, _, _, _, _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
         self._memory.report_refusal()
         if "lost" not in lost:
@@ -517,27 +543,32 @@ class Snapshots:
             self._replicate([part for part, _ in parts])
         self._store.write(stored)
 
-    def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
+    def _schedule(self, gang: Gang, call: tuple[int, bool, bool]) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
+
+        Args:
+            call: values of the call of `save`, by `_CALL`.
 
         Returns True first if the ranks may begin to copy this snapshot to other nodes, then if it
         is due for storage. A rank enters with its last snapshot complete, so after the exchange all
         ranks have that one, and may overwrite the one before.
         """
-        stop = self._stop
+        stop, step = self._stop, call[0]
         steps = self._pace.proposed(step, 0.0 if stop is None else stop.share)
         replication, begins = self._replication, False
         store = self._store
         store_due = store.is_due(step)
-        exchanges = self._pace.is_measured or store.is_timed or store_due
+        exchanges = self._is_measured or store.is_timed or store_due
         if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
             is_time = store.is_time()
             is_busy = store.is_busy(store_due or is_time)
             holds = stop is not None and not self._sharded and stop.wants()
-            mine = _PROPOSAL.pack(steps, state, is_time, is_busy, holds, store.complete_step)
+            mine = _PROPOSAL.pack(*call, steps, state, is_time, is_busy, holds, store.complete_step)
             told = gang.gather(mine, is_fixed=True)
-            proposals = [_PROPOSAL.unpack(content) for content in told]
+            unpacked = [_PROPOSAL.unpack(content) for content in told]
+            check_same("save()", [dict(zip(_CALL, each)) for each in unpacked])
+            proposals = [each[len(_CALL) :] for each in unpacked]
             store.record_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
             # A version that one rank does not write would be incomplete.

@@ -120,7 +120,11 @@ def contains_itself() -> dict[str, Any]:
     ("state", "named"),
     [
         ({"a": [1, Pickled()]}, r"state\['a'\]\[1\] is a .*Pickled"),
-        ({"g": torch.Generator()}, r"state\['g'\] is a torch._C.Generator"),
+        (
+            {"g": torch.Generator()},
+            r"state\['g'\] is a torch._C.Generator.*: save its get_state\(\)",
+        ),
+        ({"m": torch.nn.Linear(1, 1)}, r"state\['m'\] is a .*Linear, .*: save its state_dict\(\)"),
         ({"a": numpy.array(["x"])}, r"state\['a'\] is a numpy ndarray"),
         ({"a": numpy.random.default_rng(1)}, r"state\['a'\] is a numpy Generator"),
         ({"a": numpy.random.RandomState(1)}, r"state\['a'\] is a numpy RandomState"),

@@ -182,7 +182,7 @@ def with_rounds(
     paused_since = _earlier(seen, began)
     if since is None or (_trains(view) and last == view.round):
         paused_since = None
-    elif not _trains(view):
+    elif not _trains(view) and view.state is not RendezvousState.CLOSED:  # the end is no pause
         is_open = view.state is not RendezvousState.FINAL and view.since is not None
         paused_since = paused_since or (view.since if is_open else now)
     after = before.model_copy(

@@ -187,6 +187,12 @@ def test_end_of_the_job_ends_its_time() -> None:
     ended = status_of(over, trained, later(500))
     assert (ended.phase, counted(ended).goodput_percent) == (Phase.SUCCEEDED, 98)
     assert counted(status_of(over, ended, later(900))) == counted(ended)
+    (told,) = [one for one in explanation(job(ended), running(2)) if "Goodput" in one]
+    assert told.endswith("0.2 s repeated, 1.0 s paused.")
+    # A pause that leads to the end counts up to it.
+    waits = status_of(waiting(START, LOSS, since=ago(10)), trained)
+    failed = counted(status_of(over, waits, later(500)))
+    assert (failed.paused_since, failed.goodput_percent) == (ago(10), 88)
 
 
 def test_lost_rounds_of_etcd_do_not_begin_a_new_run() -> None:

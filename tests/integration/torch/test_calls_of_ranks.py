@@ -1,0 +1,129 @@
+"""Ranks that call `Snapshots` differently: an error on all of them, or a warning of the wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.torch import forked_gang
+
+DIFFERENT = """
+import json, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from elasticjob.train import SnapshotError, Snapshots
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+
+def created(settings):
+    def work(rank, world):
+        try:
+            Snapshots(str(top / "storage"), **settings[rank]).restore()
+        except SnapshotError as error:
+            return str(error)
+    return work
+
+def saved(calls):
+    def work(rank, world):
+        snapshots = Snapshots(str(top / "storage"), replicas=0)
+        snapshots.restore()
+        try:
+            snapshots.save(state={"x": 2}, **{"step": 2, **calls[rank]})
+        except SnapshotError as error:
+            return str(error)
+    return work
+
+def stepped(rank, world):
+    # Only this rank's interval depends on measurements: all exchange them.
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizers = torch.optim.SGD([weight], lr=0.1) if rank == 0 else ()
+    snapshots = Snapshots(every_steps=1, replicas=0, optimizers=optimizers)
+    snapshots.restore()
+    for step in range(1, 8):
+        dist.barrier()
+        snapshots.save(step, {"weight": weight})
+    snapshots.close()
+    return "end"
+
+told = {}
+for number, settings in enumerate([
+    ({"every_steps": 1}, {"every_steps": 3}),
+    ({"every_steps": 1, "store_every": 2}, {"every_steps": 1}),
+    ({"replicas": 0}, {"replicas": 1}),
+    ({"sharded": True}, {}),
+]):
+    told[f"settings {number}"] = forked_gang.gang(top, f"s{number}", "ab", created(settings))
+for name, calls in {
+    "step": ({}, {"step": 7}),
+    "store": ({"store": True}, {}),
+    "rank_state": ({}, {"rank_state": 5}),
+}.items():
+    told[name] = forked_gang.gang(top, name, "ef", saved(calls))
+told["optimizers"] = forked_gang.gang(top, "optimizers", "cd", stepped)
+print(json.dumps(told))
+"""
+
+
+def test_different_calls_are_an_error_with_both_values_on_all_ranks(tmp_path: Path) -> None:
+    found, _ = forked_gang.run(DIFFERENT, tmp_path)
+    remedy = "all ranks must make the same calls, with the same values"
+    expected = {
+        "settings 0": "Snapshots has every_steps=1 on rank 0, and every_steps=3 on rank 1",
+        "settings 1": "Snapshots has store_every=2 on rank 0, and store_every=500 on rank 1",
+        "settings 2": "Snapshots has replicas=0 on rank 0, and replicas=1 on rank 1",
+        "settings 3": "Snapshots has sharded=True on rank 0, and sharded=False on rank 1",
+        "step": "save() has step=2 on rank 0, and step=7 on rank 1",
+        "store": "save() has store=True on rank 0, and store=False on rank 1",
+        "rank_state": "save() has rank_state=False on rank 0, and rank_state=True on rank 1",
+    }
+    assert found.pop("optimizers") == ["end", "end"]
+    assert found == {name: [f"{text}: {remedy}"] * 2 for name, text in expected.items()}
+
+
+WAITING = """
+import datetime, json, logging, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from elasticjob.train import Snapshots, gang
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+
+class Told(logging.Handler):
+    def emit(self, record):
+        with (top / f"warned-{dist.get_rank()}").open("a") as file:
+            file.write(record.getMessage() + "\\n")
+
+def until_warned():
+    path, end = top / "warned-0", time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+def work(rank, world):
+    logging.getLogger("elasticjob.train").addHandler(Told())
+    snapshots = Snapshots(replicas=0)
+    snapshots.restore()
+    dist.barrier()
+    if rank == 0:
+        gang.PATIENCE = datetime.timedelta(seconds=0.2)
+    for step in (3, 4):
+        if rank == 1 and step == 3:
+            until_warned()
+        if rank == 1 and step == 4:
+            time.sleep(0.6)  # longer than the patience of rank 0, which warns once
+        assert snapshots.save(step, {"x": step})
+        dist.barrier()
+    snapshots.close()
+    path = top / f"warned-{rank}"
+    return path.read_text().splitlines() if path.exists() else []
+
+print(json.dumps(forked_gang.gang(top, "waiting", "ab", work)))
+"""
+
+
+def test_rank_that_waits_for_others_warns_once_and_goes_on(tmp_path: Path) -> None:
+    (waiting, other), _ = forked_gang.run(WAITING, tmp_path)
+    assert other == []
+    (line,) = waiting
+    assert line.startswith("rank 0 has waited 0 s for other ranks in save() of step 3: all ranks")
+    assert "recovery.hangTimeoutSeconds" in line
