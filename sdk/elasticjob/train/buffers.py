@@ -165,7 +165,7 @@ class MemoryBuffers:
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
-                overwrite(self._path("shared", index), part, body)
+                overwrite(self._path("shared", index), part, body, threads=True)
         return True
 
     @contextlib.contextmanager
