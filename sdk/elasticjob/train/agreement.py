@@ -226,9 +226,10 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
 def part_at_stop(version: Version, interval: int) -> Part:
     """Return the shared part that is written at a stop, with the interval as its step before.
 
-    The steps since the last snapshot are no interval: `interval_before` would propose them.
+    The steps since the last snapshot are no interval: `interval_before` would propose them. Of an
+    interval that is longer than the training so far, all steps but one count.
     """
-    return Part(version, SHARED, 0, max(0, version.step - interval))
+    return Part(version, SHARED, 0, max(min(1, version.step), version.step - interval))
 
 
 def steps_between(every_seconds: float, steps: int, seconds: float) -> int:
