@@ -230,12 +230,14 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
 def part_at_stop(version: Version, interval: int, ranks: int = 0) -> Part:
     """Return the shared part that is written at a stop, with the interval as its step before.
 
-    The steps since the last snapshot are no interval: `interval_before` would propose them.
+    The steps since the last snapshot are no interval: `interval_before` would propose them. Of an
+    interval that is longer than the training so far, all steps but one count.
 
     Args:
         ranks: number of ranks with a state of their own.
     """
-    return Part(version, SHARED, ranks, max(0, version.step - interval), at_stop=True)
+    before = max(min(1, version.step), version.step - interval)
+    return Part(version, SHARED, ranks, before, at_stop=True)
 
 
 def has_own_parts(shared: Part, there: Iterable[Part], local_ranks: int) -> bool:

@@ -194,7 +194,8 @@ class MemoryBuffers:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
                 if has_changed():
                     raise StateChanged
-                overwrite(self._path("shared", index), part, body, has_changed=has_changed)
+                path = self._path("shared", index)
+                overwrite(path, part, body, has_changed=has_changed, threads=True)
         return True
 
     @contextlib.contextmanager

@@ -115,7 +115,8 @@ class Gang:
     ) -> Body | None:
         """Return the body that rank `source` reads, and sends slice by slice while it reads.
 
-        `received` is called with the size of the body, and each slice with its offset.
+        `received` is called with the size of the body, and each slice with its offset. A slice
+        travels while the one after it is read, and the one before it is handed to `received`.
 
         It is verified if `source` raises nothing, which the ranks exchange afterwards. None on the
         other ranks if `source` could not begin. Raises CorruptSnapshot on `source` alone, after the
@@ -132,13 +133,24 @@ class Gang:
             read.body = Body(head, [allocated(size)], checksum)
         if read.body is not None:
             view = read.body.views[0]
+            travelling: list[tuple[int, Any]] = []
+
+            def arrive() -> None:
+                first, work = travelling.pop(0)
+                work.wait()
+                if received is not None:
+                    received(size, first, view[first : first + _SLICE_BYTES])
+
             for first in range(0, size, _SLICE_BYTES):
                 part = view[first : first + _SLICE_BYTES]
                 read.advance(first + part.nbytes)
                 tensor = torch.frombuffer(part, dtype=torch.uint8)
-                dist.broadcast(tensor, source, group=self._group)
-                if received is not None:
-                    received(size, first, part)
+                work = dist.broadcast(tensor, source, group=self._group, async_op=True)
+                travelling.append((first, work))
+                if len(travelling) > 1:
+                    arrive()
+            while travelling:
+                arrive()
         read.finish()
         return read.body
 

@@ -19,6 +19,9 @@ the buffers."""
 PLAIN_STEPS = 20
 """Number of measured steps without a copy; their median time counts. After as many snapshots in
 consecutive steps, another one is measured."""
+EARLY_GROWTH = 4
+"""Largest factor from one interval to the next until `COSTS` costs are measured: a snapshot in each
+of the first steps would cost a large state several steps."""
 GROWTH = 100
 """Largest factor from one interval to the next: the time of a single short step is no measurement
 of the others."""
@@ -102,7 +105,7 @@ class Interval:
         """Begin to measure, after a restore.
 
         Args:
-            known: interval of the restored snapshot, which applies until new costs are measured.
+            known: interval of the restored snapshot, the shortest until new costs are measured.
         """
         self._step, self._began = step, now
         self._known = max(1, known) if self._every_seconds is None else 1
@@ -143,12 +146,16 @@ class Interval:
             return steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
-        if cost is None or len(self._costs) < COSTS or steps < 1:
+        if cost is None or steps < 1:
             return self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
         left = self._max_overhead - min(spent, self._max_overhead * HELD_SHARE)
-        found = min(steps_within(left, median, step_seconds), GROWTH * steps)
+        is_early = len(self._costs) < COSTS
+        growth = EARLY_GROWTH if is_early else GROWTH
+        found = min(steps_within(left, median, step_seconds), growth * steps)
+        if is_early:
+            return max(found, self._known)
         # One more step than since the last snapshot: a call of `save` without one comes between.
         return max(found, steps + 1) if self._since_plain > PLAIN_STEPS else found
 

@@ -7,11 +7,13 @@ file with a valid record is complete. Before a file is overwritten its record is
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import struct
+import threading
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.agreement import Part, Version
 
@@ -34,6 +36,8 @@ _SLICE_BYTES = 1 << 26
 """Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
 due to the size of the part."""
 _LARGE_BYTES = 1 << 20
+_PARALLEL_BYTES = 1 << 24
+"""Minimum size of a content in memory that several threads read or write."""
 
 
 class CorruptSnapshot(Exception):
@@ -141,17 +145,28 @@ def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
 
     `moved` is called after each slice is read and added to the checksum.
     """
-    steps = reading(path, part)
+    return _whole(reading(path, part), moved)
+
+
+def read_memory(path: Path, part: Part) -> Body:
+    """Read a part in memory as `read` does, with several threads."""
+    return _whole(reading(path, part, threads=True), no_report)
+
+
+def _whole(steps: Iterator[tuple[Body, int]], moved: Callable[[], None]) -> Body:
     body, _ = next(steps)
     for _ in steps:
         moved()
     return body
 
 
-def reading(path: Path, part: Part) -> Iterator[tuple[Body, int]]:
+def reading(path: Path, part: Part, *, threads: bool = False) -> Iterator[tuple[Body, int]]:
     """Yield the body of a committed part, and how many of its bytes are read so far.
 
     It is verified once the iteration has ended. Raises CorruptSnapshot as `read` does.
+
+    Args:
+        threads: read each slice of a large part with several threads.
     """
     try:
         with opened(path, os.O_RDONLY) as fd:
@@ -165,17 +180,91 @@ def reading(path: Path, part: Part) -> Iterator[tuple[Body, int]]:
             body = Body(head, [view], checksum)
             yield body, 0
             done = found_checksum = 0
-            while done < size:
-                count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
-                if not count:
-                    raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
-                found_checksum = zlib.crc32(view[done : done + count], found_checksum)
-                done += count
+            slices = _slices_in_parallel if threads and size >= _PARALLEL_BYTES else _slices
+            for done, found_checksum in slices(fd, view):  # noqa: B007
                 yield body, done
+            if done < size:
+                raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
     if found_checksum != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
+
+
+def _slices(fd: int, view: memoryview) -> Iterator[tuple[int, int]]:
+    """Read the content of a file; yield the number of bytes so far and their checksum."""
+    done = checksum = 0
+    while done < view.nbytes:
+        count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
+        if not count:
+            return
+        checksum = zlib.crc32(view[done : done + count], checksum)
+        done += count
+        yield done, checksum
+
+
+def _slices_in_parallel(fd: int, view: memoryview) -> Iterator[tuple[int, int]]:
+    """Read as `_slices` does; the checksum of each slice is calculated during the next read."""
+    done = checksum = 0
+    before = view[:0]
+    while done < view.nbytes:
+        first = view[done : done + _SLICE_BYTES // 2]
+        second = view[done + first.nbytes : done + _SLICE_BYTES]
+        *counts, checksum = side_by_side(
+            functools.partial(_read_at, fd, first, RECORD_BYTES + done),
+            functools.partial(_read_at, fd, second, RECORD_BYTES + done + first.nbytes),
+            functools.partial(zlib.crc32, before, checksum),
+        )
+        if counts != [first.nbytes, second.nbytes]:
+            return
+        before = view[done : done + sum(counts)]
+        done += before.nbytes
+        if done < view.nbytes:
+            yield done, checksum
+    yield done, zlib.crc32(before, checksum)
+
+
+def _read_at(fd: int, view: memoryview, offset: int) -> int:
+    """Read up to the end of the view or of the file; return the number of bytes."""
+    done = 0
+    while done < view.nbytes:
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def side_by_side(*functions: Callable[[], Any]) -> list[Any]:
+    """Call functions in threads; return their results once all have ended.
+
+    Raises the first error. Where no thread can start, as at the end of the process, the functions
+    are called one after another.
+    """
+    results: list[Any] = [None] * len(functions)
+    errors: list[BaseException] = []
+
+    def call(index: int) -> None:
+        try:
+            results[index] = functions[index]()
+        except BaseException as error:  # raised below
+            errors.append(error)
+
+    threads = []
+    for index in range(1, len(functions)):
+        thread = threading.Thread(target=call, args=(index,), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            call(index)
+        else:
+            threads.append(thread)
+    call(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
 
 
 def overwrite(
@@ -185,13 +274,15 @@ def overwrite(
     *,
     is_ahead: bool = False,
     has_changed: Callable[[], bool] = bool,
+    threads: bool = False,
 ) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
 
     Raises OSError, and StateChanged if `has_changed` returns True once all is written.
 
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
-    detects any difference at the next read.
+    detects any difference at the next read. `threads`: write a large content with several threads,
+    as nothing else runs.
 
     The size is allocated before the content is written: the error for a full file system names
     the cause, whereas a store into mapped memory would end the process.
@@ -202,7 +293,7 @@ def overwrite(
             return
         _erase(fd)
         try:
-            _fill(fd, part, body, has_changed)
+            _fill(fd, part, body, has_changed, threads)
         except (OSError, StateChanged):
             os.ftruncate(fd, 0)
             raise
@@ -235,15 +326,40 @@ def _allocate(fd: int, total: int) -> None:
         os.posix_fallocate(fd, 0, total)
 
 
-def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool]) -> None:
+def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool], threads: bool) -> None:
     _allocate(fd, RECORD_BYTES + body.size)
-    offset = RECORD_BYTES
-    for first in range(0, len(body.views), _MAX_VIEWS):
-        offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
-    record = pack_record(part, body)
+    record = functools.partial(pack_record, part, body)
+    if threads and body.size >= _PARALLEL_BYTES:
+        first, second = _halves(body.views)
+        middle = RECORD_BYTES + sum(view.nbytes for view in first)
+        *_, packed = side_by_side(
+            functools.partial(_written_views, fd, first, RECORD_BYTES),
+            functools.partial(_written_views, fd, second, middle),
+            record,
+        )
+    else:
+        _written_views(fd, body.views, RECORD_BYTES)
+        packed = record()
     if has_changed():
         raise StateChanged
-    os.pwrite(fd, record, 0)
+    os.pwrite(fd, packed, 0)
+
+
+def _halves(views: Sequence[memoryview]) -> tuple[list[memoryview], list[memoryview]]:
+    """Split views into two lists of nearly the same number of bytes."""
+    first: list[memoryview] = []
+    left = sum(view.nbytes for view in views) // 2
+    for index, view in enumerate(views):
+        if view.nbytes > left:
+            return [*first, view[:left]], [view[left:], *views[index + 1 :]]
+        first.append(view)
+        left -= view.nbytes
+    return first, []
+
+
+def _written_views(fd: int, views: Sequence[memoryview], offset: int) -> None:
+    for first in range(0, len(views), _MAX_VIEWS):
+        offset = _written(fd, list(views[first : first + _MAX_VIEWS]), offset)
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

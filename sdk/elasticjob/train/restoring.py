@@ -35,7 +35,13 @@ from elasticjob.train.gang import (
     unpack_message,
 )
 from elasticjob.train.job import InStorage, in_storage_of
-from elasticjob.train.part_files import Body, CorruptSnapshot, read, reading
+from elasticjob.train.part_files import (
+    Body,
+    CorruptSnapshot,
+    read,
+    read_memory,
+    reading,
+)
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
 from elasticjob.train.storage import StoredOffer, called
 
@@ -210,7 +216,7 @@ class _Reads:
         reader = source.readers[0]
         if self._rank == reader:
             path = self._places[source.place][source.part]
-            return gang.stream(reading(path, source.part), reader)
+            return gang.stream(reading(path, source.part, threads=True), reader)
         ahead = None
         if self._memory is not None and self._rank not in source.readers:
             ahead = functools.partial(self._memory.write_ahead, source.part)
@@ -221,7 +227,7 @@ class _Reads:
         path = self._places[place][part]
         if place == STORAGE:
             return called(functools.partial(read, path, part))
-        return read(path, part)
+        return read_memory(path, part)
 
 
 def _newest_stored(plan: Plan | None, messages: list[RestoreMessage]) -> InStorage:

@@ -533,10 +533,10 @@ class Snapshots:
         replicates: bool,
     ) -> None:
         for part, body in parts:
-            began = time.monotonic()
+            began = time.thread_time()  # the training, which takes the processor too, stops before
             self._memory.commit(part, body)
             if self._stop is not None and part.rank == SHARED:
-                self._stop.measured(body.size, time.monotonic() - began)
+                self._stop.measured(body.size, time.thread_time() - began)
         if self._memory.buffers is not None:  # a rank without parts lacks nothing
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         if replicates:

@@ -44,8 +44,22 @@ SOCKET = "asked-"
 ANSWER = struct.Struct("<4sI")
 """Answer to the launcher: `MAGIC`, and the maximum duration of the copy in milliseconds."""
 MAGIC = b"EJSC"
+REQUEST = struct.Struct("<4sBI")
+"""Request of the launcher: `MAGIC`, `AT_ONCE` or a kind with the end of the step, and the time in
+milliseconds until it stops this worker in any case."""
+AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
+"""Kinds of requests: copy now; copy after the next `save`; only wait for that."""
+REQUEST_SECONDS = 0.2
+"""Maximum wait for the request, which older launchers do not send."""
 COPY_SECONDS = 10.0
 """Maximum duration of a copy, for which the launcher waits."""
+LONG_STEP_SECONDS = 0.2
+"""Minimum duration of a step whose end a planned stop waits for."""
+BEGUN_SHARE = 0.25
+"""Share of a step up to which it is given up. Ranks that are asked a little before and after the
+same `save` so copy the same step."""
+LATE_SHARE = 1.5
+"""Usual durations of a step after whose begin its end is not waited for: it may hang."""
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
 OWN_BYTES = 1 << 20
@@ -117,6 +131,8 @@ class StopCopy:
         self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
+        self._is_stopping = False
+        """True while the end of the step is waited for: `save` then does not return."""
         self._keep: Version | None = None
         self._keep_at = self._taken_at = time.monotonic()
         self._pid = 0
@@ -220,10 +236,12 @@ class StopCopy:
             self._size = copies.size
         except (NotHeld, RuntimeError, TypeError, OSError):  # also a state that contains itself
             self._is_refused = True
+        self._costs.append(time.perf_counter() - began)
         with self._changed:
             self._held = held
             self._changed.notify_all()
-        self._costs.append(time.perf_counter() - began)
+            if self._is_stopping and self._pid == os.getpid():
+                self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
 
     def _commit_own(self, part: Part, own: Any) -> None:
         body, buffers = encode(own), self._memory.buffers
@@ -291,11 +309,50 @@ class StopCopy:
 
     def answer(self, link: socket.socket) -> None:
         """Copy the state for the launcher, which closes its side when it waits no longer."""
+        kind, most = _requested(link)
         seconds = self._limit_seconds()
-        if not seconds:
+        left = self._left_of_step(most) if seconds and kind != AT_ONCE else 0.0
+        if not seconds or (kind == END_STEP and not left):
             return
         link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
-        self.commit(seconds, min(seconds, self._patience()))
+        try:
+            if left:
+                self._finish_step(left)
+            if kind != END_STEP:
+                self.commit(seconds, min(seconds, self._patience()))
+        finally:
+            with self._changed:
+                self._is_stopping = False
+                self._changed.notify_all()
+
+    def _left_of_step(self, most: float) -> float:
+        """Return the maximum wait for the end of the step; 0 to lose it.
+
+        Args:
+            most: seconds in which the copy must be complete too.
+        """
+        if self._last is None or not self._steps:
+            return 0.0
+        usual, since = statistics.median(self._steps), time.perf_counter() - self._last[1]
+        left = LATE_SHARE * usual - since
+        copy = self._copy_seconds(self._size) * (3 if self._rates else 1)  # or a slow assumption
+        is_within = left + 1.0 + copy <= most
+        is_worth_it = usual >= LONG_STEP_SECONDS and since >= BEGUN_SHARE * usual
+        return max(0.0, left) if is_within and is_worth_it else 0.0
+
+    def _finish_step(self, seconds: float) -> None:
+        """Wait for the next `save`, which then waits until the state is copied."""
+        if self._last is None:
+            return
+        step = self._last[0]
+
+        def is_finished() -> bool:
+            held = self._held
+            return not self.is_on or (held is not None and held.part.version.step > step)
+
+        with self._changed:
+            self._is_stopping = True
+            self._changed.wait_for(is_finished, seconds)
 
     def _patience(self) -> float:
         """Return the maximum wait for the end of a step whose optimizers are at work.
@@ -363,6 +420,20 @@ class StopCopy:
         if self._listener is not None:
             self._listener()
         self._pid = 0
+
+
+def _requested(link: socket.socket) -> tuple[int, float]:
+    """Return the kind of the request, and the time in seconds until the worker is stopped."""
+    link.settimeout(REQUEST_SECONDS)
+    data = b""
+    with contextlib.suppress(OSError):
+        data = link.recv(REQUEST.size)
+    link.settimeout(None)
+    if len(data) == REQUEST.size:
+        magic, kind, milliseconds = REQUEST.unpack(data)
+        if magic == MAGIC and kind in (COPY_AFTER_STEP, END_STEP):
+            return kind, milliseconds / 1000
+    return AT_ONCE, 0.0
 
 
 def ended_with_error() -> bool:

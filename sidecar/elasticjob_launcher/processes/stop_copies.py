@@ -1,8 +1,9 @@
 """Copies of the training state that workers make before they are stopped.
 
 A worker with `elasticjob.train.Snapshots` listens on a socket in the launcher's folder of
-snapshots. A connection asks it to copy the state of its last step to that folder. It answers with
-the maximum duration and closes the connection once the copy is complete, or at once without one.
+snapshots. A connection with a request asks it to copy the state of its last step to that folder. It
+answers with the maximum duration and closes the connection once the copy is complete, or at once
+without one. Before a planned stop it may end its step first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ SOCKET = "asked-"
 """Prefix of a worker's socket, before its local rank."""
 ANSWER = struct.Struct("<4sI")
 """Answer of a worker: `MAGIC`, and the maximum duration of its copy in milliseconds."""
+REQUEST = struct.Struct("<4sBI")
+"""Request: `MAGIC`, kind, and the maximum wait in milliseconds."""
 MAGIC = b"EJSC"
+AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
+"""Kinds of requests: copy at once; copy after the step; only end the step."""
 ANSWER_SECONDS = 2.0
 """Maximum wait for the answer."""
 COPY_SECONDS = 10.0
@@ -36,6 +41,7 @@ class StopCopies:
         local_ranks: workers to ask.
         done: called once no worker copies any more; not during this call, nor after `close`.
         limit: maximum seconds of the wait, at most `COPY_SECONDS`.
+        kind: kind of the request.
     """
 
     def __init__(
@@ -45,15 +51,19 @@ class StopCopies:
         local_ranks: Iterable[int],
         done: Callable[[], object],
         limit: float = COPY_SECONDS,
+        kind: int = AT_ONCE,
     ) -> None:
+        self.kind = kind
         self._loop = loop
         self._done = done
-        self._deadline = time.monotonic() + min(limit, COPY_SECONDS)
+        limit = min(limit, COPY_SECONDS)
+        self._deadline = time.monotonic() + limit
+        request = REQUEST.pack(MAGIC, kind, int(limit * 1000))
         self._links: dict[int, socket.socket] = {}
         self._timers: dict[int, Timer] = {}
         self._answered: set[int] = set()
         for rank in local_ranks if folder else ():
-            link = _connected(folder, rank)
+            link = _connected(folder, rank, request)
             if link is not None:
                 self._links[rank] = link
                 loop.watch(link.fileno(), partial(self._received, rank))
@@ -116,8 +126,10 @@ class StopCopies:
         link.close()
 
 
-def _connected(folder: str, local_rank: int) -> socket.socket | None:
-    """Return a connection to a worker; None if it does not listen, or no descriptor is left.
+def _connected(folder: str, local_rank: int, request: bytes) -> socket.socket | None:
+    """Return a connection to a worker, with the request.
+
+    None if the worker does not listen, or no descriptor is left.
 
     The path goes through a descriptor of the folder: the length of a socket's path is limited.
     """
@@ -129,6 +141,7 @@ def _connected(folder: str, local_rank: int) -> socket.socket | None:
         link.setblocking(False)
         with _opened(folder) as held:
             link.connect(f"/proc/self/fd/{held}/{SOCKET}{local_rank}")
+        link.sendall(request)  # fits the buffer of a new connection
     except (OSError, ValueError):
         link.close()
         return None

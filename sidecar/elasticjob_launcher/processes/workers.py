@@ -28,7 +28,13 @@ from elasticjob_launcher.processes.process_info import (
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
-from elasticjob_launcher.processes.stop_copies import COPY_SECONDS, StopCopies
+from elasticjob_launcher.processes.stop_copies import (
+    AT_ONCE,
+    COPY_AFTER_STEP,
+    COPY_SECONDS,
+    END_STEP,
+    StopCopies,
+)
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.snapshot_folder import VARIABLE
 from elasticjob_launcher.wire import exit_event
@@ -180,19 +186,34 @@ class Workers:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
-        snapshots, in at most half of a grace period, also of a shorter one in a further stop. That
-        wait ends with a stop without `copies`, or one that takes away the grace period. A stop
-        that repeats the order, as an agent does after a reconnect, changes nothing.
+        snapshots, in at most half of a grace period, also of a shorter one in a further stop. With
+        a grace period, and no `dump`, they end their step before, also without `copies`: the
+        workers of other nodes then can. A handler of SIGTERM gets the whole of a grace period
+        without copies. A copy ends with a further stop without `copies`, and any wait with one that
+        takes away the grace period, as with the end of the permission to live. A stop that repeats
+        the order, as an agent does after a reconnect, changes nothing.
         """
         current = self._round
+        is_planned = grace_seconds > 0 and not dump
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
         elif not current.begun:
             self._check_groups()
         elif copies and not current.terminated and current.copies is None:
-            self._copy(current, grace_seconds, dump)
-        elif copies and current.copies is not None and current.copies.pending:
+            kind = COPY_AFTER_STEP if is_planned else AT_ONCE
+            self._copy(current, grace_seconds, dump, kind)
+        elif (
+            current.copies is not None
+            and current.copies.pending
+            and (copies or current.copies.kind == END_STEP)
+        ):
             self._shorten_copies(current, grace_seconds, dump)
+        elif (
+            is_planned
+            and current.copies is None
+            and not (current.terminated or _handles(current, signal.SIGTERM))
+        ):
+            self._copy(current, grace_seconds, dump, END_STEP)
         else:
             self._end(current, grace_seconds, dump)
 
@@ -301,10 +322,10 @@ class Workers:
                 current.kill_timer.cancel()
             current.kill_timer = self._loop.call_later(grace_seconds, lambda: self._kill(current))
 
-    def _copy(self, current: Round, grace_seconds: float, dump: bool) -> None:
-        """End the workers once those that can have copied their state.
+    def _copy(self, current: Round, grace_seconds: float, dump: bool, kind: int) -> None:
+        """End the workers once those that can have done what this kind of request asks for.
 
-        The period for stacks begins after the copies, that for SIGTERM with the order.
+        The period for stacks begins after that, the one for SIGTERM with the order.
         """
         current.ends_at = time.monotonic() + grace_seconds
         current.kills_after_copies = grace_seconds <= 0
@@ -316,7 +337,7 @@ class Workers:
         running = [worker.local_rank for worker in current.workers if not worker.exited]
         folder = self._base_env.get(VARIABLE, "")
         limit = grace_seconds / 2 if grace_seconds > 0 and not dump else COPY_SECONDS
-        current.copies = StopCopies(self._loop, folder, running, end, limit)
+        current.copies = StopCopies(self._loop, folder, running, end, limit, kind)
         if not current.copies.pending:
             end()
 
@@ -421,6 +442,11 @@ class Workers:
             if current.copies is not None:
                 current.copies.close()
             self._emit({"type": "stopped", "round": current.number})
+
+
+def _handles(current: Round, signum: int) -> bool:
+    """Return True if a running worker has a handler for a signal."""
+    return any(has_handler(w.process.pid, signum) for w in current.workers if not w.exited)
 
 
 def _empty(worker: Worker, zombies_count: bool) -> bool:

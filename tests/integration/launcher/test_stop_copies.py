@@ -110,6 +110,44 @@ def test_worker_that_exits_while_it_copies_ends_the_wait(
     assert (tmp_path / "copied-0").exists()
 
 
+REQUESTED = """
+link, _ = s.accept()
+magic, kind, milliseconds = struct.unpack("<4sBI", link.recv(9, socket.MSG_WAITALL))
+open(out + f"/{{magic.decode()}}-{{kind}}-{{milliseconds}}", "w").close()
+link.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "dump", "copies", "request_file"),
+    [
+        (0.0, False, True, "EJSC-0-10000"),
+        (8.0, True, True, "EJSC-0-10000"),
+        (8.0, False, True, "EJSC-1-4000"),
+        (8.0, False, False, "EJSC-2-4000"),
+        (0.0, False, False, ""),
+    ],
+)
+def test_request_names_the_kind_of_the_stop_and_its_time(
+    start_launcher: StartLauncher,
+    tmp_path: Path,
+    grace_seconds: float,
+    dump: bool,
+    copies: bool,
+    request_file: str,
+) -> None:
+    """Only a planned stop lets the workers end their step, also that of a node that leaves."""
+
+    async def ordered(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, grace_seconds, dump, copies=copies)
+
+    workers = [worker(tmp_path, 0, LISTENS, REQUESTED.format())]
+    run(start_launcher, tmp_path, workers, ordered)
+    assert [path.name for path in tmp_path.glob("EJSC*")] == (
+        [request_file] if request_file else []
+    )
+
+
 def test_limit_of_a_copy_ends_the_wait(start_launcher: StartLauncher, tmp_path: Path) -> None:
     workers = [worker(tmp_path, 0, LISTENS, answers(SHORT_MS, 1000))]
     run(start_launcher, tmp_path, workers, stop)

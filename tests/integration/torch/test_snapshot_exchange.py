@@ -79,6 +79,7 @@ STREAM = """
 import json, sys
 from pathlib import Path
 from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train import gang as gang_module, part_files
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, CorruptSnapshot, overwrite, reading
 from tests.integration.torch import forked_gang
@@ -94,6 +95,18 @@ with (top / "damaged").open("r+b") as file:
 
 def one(rank, world):
     gang, told = Gang(), []
+    order = []
+    def noted(steps):
+        for count, step in enumerate(steps):
+            order.append(f"read {count}")
+            yield step
+    def received(size, offset, view):
+        order.append(f"arrived {offset // view.nbytes}")
+    # A file of one part for each of the slices that travel.
+    part_files._SLICE_BYTES = gang_module._SLICE_BYTES = 10_240_000
+    steps = noted(reading(top / "good", part)) if rank == 1 else None
+    gang.stream(steps, 1, received)
+    told.append(order)
     for name in ("good", "damaged", "missing", "empty"):
         try:
             body = gang.stream(reading(top / name, part) if rank == 1 else None, 1)
@@ -110,6 +123,12 @@ print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
 
 def test_ranks_receive_what_a_rank_reads_and_stay_together_after_its_error(tmp_path: Path) -> None:
     found, _ = forked_gang.run(STREAM, tmp_path)
+    orders = [each.pop(0) for each in found]
+    # The next slice is read while one travels.
+    reads = [f"read {count}" for count in range(6)]
+    arrivals = [f"arrived {count}" for count in range(5)]
+    between = [each for pair in zip(reads[2:], arrivals, strict=False) for each in pair]
+    assert orders == [arrivals, [*reads[:2], *between, arrivals[-1]], arrivals]
     others = ["all", "good 0", 51_200_000, "damaged 0", None, "missing 0", 3, "empty 0"]
     assert found[0] == found[2] == others
     assert found[1][0::2][0] == "all"

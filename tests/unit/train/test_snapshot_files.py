@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,12 @@ class Os:
 
 armed = False
 buffers.os = part_files.os = Os()
-store = buffers.MemoryBuffers(folder, 0) if kind == "memory" else buffers.StorageFolder(folder)
-write = store.commit if kind == "memory" else store.store
+store = buffers.StorageFolder(folder) if kind == "storage" else buffers.MemoryBuffers(folder, 0)
+write = store.store if kind == "storage" else store.commit
+if kind == "stop":
+    part_files._PARALLEL_BYTES = 0
+    def write(one, content):
+        assert store.commit_at_stop(one, content, part(one.version.step - 1).version, 60.0)
 for step in (1, 2, 3, 4):
     armed = step == 4
     write(part(step), body(step, 5000 if step < 4 else 6000))
@@ -130,7 +135,7 @@ def test_buffer_of_a_former_worker_reserves_no_memory(
     assert free[1] - free[0] == RECORD_BYTES + body(1).size
 
 
-@pytest.mark.parametrize("kind", ["memory", "storage"])
+@pytest.mark.parametrize("kind", ["memory", "storage", "stop"])
 def test_writer_killed_at_any_call_leaves_the_snapshot_before(tmp_path: Path, kind: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "sdk")))}
     for last in range(1, 60):
@@ -138,7 +143,7 @@ def test_writer_killed_at_any_call_leaves_the_snapshot_before(tmp_path: Path, ki
         folder.mkdir()
         command = [sys.executable, "-c", WRITER, kind, str(folder), str(last)]
         ended = subprocess.run(command, env=env, check=False)
-        store = MemoryBuffers(folder, 0) if kind == "memory" else StorageFolder(folder)
+        store = StorageFolder(folder) if kind == "storage" else MemoryBuffers(folder, 0)
         found = store.parts()
         assert part(3) in found
         for each, path in found.items():
@@ -321,6 +326,106 @@ def test_many_views_are_written_in_order(tmp_path: Path) -> None:
     views = [memoryview(number.to_bytes(4, "big")) for number in range(1000)]
     part_files.overwrite(tmp_path / "a", part(1), Body(0, views))
     assert bytes(read(tmp_path / "a", part(1)).views[0]) == b"".join(views)
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
+    monkeypatch.setattr(part_files, "_SLICE_BYTES", 64)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize(
+    "sizes", [(1,), (2, 3), (0, 5, 0), (63,), (64,), (65,), (1000,), (100, 0, 3, 600), (300, 40)]
+)
+def test_threads_write_and_read_the_same_content(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    contents = [os.urandom(size) for size in sizes]
+    one = Body(0, [memoryview(each) for each in contents])
+    part_files.overwrite(tmp_path / "a", part(1), one)
+    part_files.overwrite(tmp_path / "b", part(1), one, threads=True)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    found = part_files.read_memory(tmp_path / "b", part(1))
+    assert found == read(tmp_path / "a", part(1))
+    assert bytes(found.views[0]) == b"".join(contents)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_threads_share_the_work_of_a_large_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other ones, which one thread alone could not."""
+    meeting = threading.Barrier(3)
+    for name in ("_written_views", "pack_record"):
+        together(monkeypatch, name, meeting)
+    part_files.overwrite(tmp_path / "a", part(1), body(1, 100), threads=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
+    together(monkeypatch, "_read_at", threading.Barrier(2))
+    assert bytes(part_files.read_memory(tmp_path / "a", part(1)).views[0]) == b"\1" * 100 + b"end"
+
+
+def together(monkeypatch: pytest.MonkeyPatch, name: str, meeting: threading.Barrier) -> None:
+    real = getattr(part_files, name)
+
+    def call(*arguments: Any) -> Any:
+        meeting.wait(60.0)
+        return real(*arguments)
+
+    monkeypatch.setattr(part_files, name, call)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_error_of_one_thread_leaves_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwritev
+
+    def fail_behind(fd: int, views: list[memoryview], offset: int) -> int:
+        if offset > RECORD_BYTES:
+            raise OSError(errno.EIO, "no")
+        return real(fd, views, offset)
+
+    monkeypatch.setattr(part_files.os, "pwritev", fail_behind)
+    with pytest.raises(OSError, match="no"):
+        part_files.overwrite(tmp_path / "a", part(1), body(1), threads=True)
+    assert held(tmp_path / "a") is None
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("at", [RECORD_BYTES, RECORD_BYTES + 40, RECORD_BYTES + 70, -1])
+def test_threads_detect_a_changed_byte(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "a"
+    part_files.overwrite(path, part(1), body(1, 200))
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
+        part_files.read_memory(path, part(1))
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_file_that_becomes_shorter_during_a_read_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    part_files.overwrite(path, part(1), body(1, 200))
+    steps = part_files.reading(path, part(1), threads=True)
+    next(steps)
+    os.truncate(path, RECORD_BYTES + 100)
+    with pytest.raises(CorruptSnapshot, match="ends after 64 of 203 bytes"):
+        list(steps)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_process_that_can_start_no_thread_copies_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that ends: the copy after an exception is made then."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    part_files.overwrite(tmp_path / "a", part(1), body(1), threads=True)
+    assert bytes(part_files.read_memory(tmp_path / "a", part(1)).views[0][-3:]) == b"end"
 
 
 def test_expired_versions_are_removed_from_storage(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -47,13 +47,16 @@ PATIENCE_SECONDS = 60.0
 EVERY = 1000
 
 
-def ask(folder: Path, local_rank: int = 0) -> float:
+def ask(
+    folder: Path, local_rank: int = 0, kind: int = stop_copy.AT_ONCE, seconds: float = 10.0
+) -> float:
     """Ask a worker as the launcher does; return the limit in seconds once it has copied."""
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(PATIENCE_SECONDS)
         descriptor = os.open(folder, os.O_PATH)
         link.connect(f"/proc/self/fd/{descriptor}/{SOCKET}{local_rank}")
         os.close(descriptor)
+        link.sendall(stop_copies.REQUEST.pack(stop_copies.MAGIC, kind, int(seconds * 1000)))
         answer = link.recv(100)
         if not answer:
             return 0.0
@@ -187,6 +190,177 @@ def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(memory: Path) 
     asking.join()
     assert restored().step == 3
     assert_same(expected, restored().state)
+
+
+def within_a_step(memory: Path, since: float = 0.5, usual: float = 2.0) -> Planned:
+    """Train three steps; return a worker whose fourth step, of `usual` seconds, began before."""
+    training = Training()
+    snapshots = started(training)
+    state = steps(training, snapshots, 1, 3)
+    stop = snapshots._stop
+    assert stop is not None
+    stop._steps.clear()
+    stop._steps.append(usual)
+    stop._last = (3, time.perf_counter() - since)
+    return Planned(memory, training, snapshots, state)
+
+
+class Planned(NamedTuple):
+    """Worker within a step, whose launcher asks it to end that."""
+
+    memory: Path
+    training: Training
+    snapshots: Snapshots
+    state: dict[str, Any]
+
+    def asked(self, kind: int, seconds: float = 1000.0) -> threading.Thread:
+        """Ask in a thread; return that."""
+        asking = threading.Thread(target=ask, args=(self.memory, 0, kind, seconds))
+        asking.start()
+        return asking
+
+
+@pytest.fixture
+def long_steps(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the duration of steps that last longer than any wait of a test."""
+    monkeypatch.setattr(stop_copy, "COPY_SECONDS", 500.0)
+    return 4 * PATIENCE_SECONDS
+
+
+def test_planned_stop_copies_the_state_at_the_end_of_the_step(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    events, begins, ends = slow_copies(monkeypatch)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    asking = worker.asked(stop_copies.COPY_AFTER_STEP)
+    until(lambda: stop._is_stopping)
+    assert not begins.is_set()
+    expected = steps(worker.training, worker.snapshots, 4, 4)  # returns once that is copied
+    assert events == ["copied"]
+    ends.set()
+    asking.join()
+    assert (restored().step, restored().lost_steps) == (4, 0)
+    assert_same(expected, restored().state)
+    steps(worker.training, worker.snapshots, 5, 5)  # not stopped, it goes on
+
+
+def test_leaving_node_ends_its_step_and_copies_nothing(memory: Path, long_steps: float) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    asking = worker.asked(stop_copies.END_STEP)
+    until(lambda: stop._is_stopping)
+    assert asking.is_alive()
+    steps(worker.training, worker.snapshots, 4, 4)
+    asking.join()
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+@pytest.mark.parametrize(
+    ("since", "usual", "seconds"),
+    [
+        (0.2, 1.0, 1000.0),  # the step has just begun
+        (0.1, 0.15, 1000.0),  # a short step
+        (200.0, 100.0, 1000.0),  # it takes longer than usual, and may hang
+        (50.0, 100.0, 60.0),  # the copy would not be complete in time
+    ],
+)
+@pytest.mark.parametrize("kind", [stop_copies.COPY_AFTER_STEP, stop_copies.END_STEP])
+def test_planned_stop_does_not_wait_for(
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    since: float,
+    usual: float,
+    seconds: float,
+    kind: int,
+) -> None:
+    now = time.perf_counter()
+    worker = within_a_step(memory, 0.0, usual)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    stop._last = (3, now)
+    monkeypatch.setattr(stop_copy.time, "perf_counter", lambda: now + since)
+    waits: list[float] = []
+    monkeypatch.setattr(stop, "_finish_step", waits.append)
+    ask(memory, kind=kind, seconds=seconds)
+    assert waits == []
+    found = Snapshots().restore()
+    assert (found is None) == (kind == stop_copies.END_STEP)
+    assert found is None or found.step == 3
+
+
+def test_end_of_the_step_is_waited_for_before_the_speed_of_a_copy_is_known(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The assumed speed is slow enough: 800 MB and a step of a second fit into five seconds."""
+    worker = within_a_step(memory, 0.0, 1.0)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    stop._size = 800_000_000
+    stop._last = (3, 1000.0)
+    monkeypatch.setattr(stop_copy.time, "perf_counter", lambda: 1000.5)
+    assert stop._left_of_step(5.0) == pytest.approx(1.0)
+    stop._rates.append(400e6)  # measured: three times that is left for it
+    assert stop._left_of_step(5.0) == 0.0
+
+
+def test_step_that_does_not_end_is_given_up(memory: Path) -> None:
+    """A rank before its `save` waits for one that was asked after that, and was killed."""
+    worker = within_a_step(memory, 0.2, 0.4)
+    ask(memory, kind=stop_copies.COPY_AFTER_STEP)
+    assert restored().step == 3
+    assert_same(worker.state, restored().state)
+
+
+def test_failure_does_not_wait_for_the_end_of_the_step(memory: Path, long_steps: float) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    ask(memory)
+    assert restored().step == 3
+    assert_same(worker.state, restored().state)
+
+
+def test_launcher_without_a_request_gets_its_copy(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(PATIENCE_SECONDS)
+        descriptor = os.open(memory, os.O_PATH)
+        link.connect(f"/proc/self/fd/{descriptor}/{SOCKET}0")
+        os.close(descriptor)
+        assert len(link.recv(100)) == ANSWER.size
+        assert link.recv(100) == b""
+    assert restored().step == 3
+    snapshots.close()
+
+
+def test_wait_for_a_processor_is_no_part_of_the_time_of_a_copy(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training takes it during a regular copy; at a stop it has ended."""
+    training = Training()
+    snapshots = started(training, every_steps=1)
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        time.sleep(1.0)
+        real(self, part, body)
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    steps(training, snapshots, 1, 1)
+    snapshots.close()
+    stop = snapshots._stop
+    assert stop is not None
+    assert stop._rates[-1] > stop._size / 0.9
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_worker_that_hangs_between_a_step_and_save_is_not_waited_for_as_long_as_a_copy(
@@ -625,11 +799,12 @@ def test_buffer_of_a_copy_at_a_stop(
     assert buffer_at_stop(there, shared(25), Version(keep, 7)) == expected
 
 
-def test_interval_of_an_early_stop_is_unknown() -> None:
-    part = part_at_stop(Version(5, 7), 40)
+@pytest.mark.parametrize(("step", "interval"), [(50, 40), (30, 29), (2, 1), (1, 1), (0, 1)])
+def test_interval_of_an_early_stop_is_that_of_the_training_so_far(step: int, interval: int) -> None:
+    """The snapshots of the first steps measure; after a fault they are not taken again."""
+    part = part_at_stop(Version(step, 7), 40)
     plan = decide([Offer((part,))])
-    assert part.before == 0
-    assert interval_before(plan, [Offer((part,))]) == 1
+    assert interval_before(plan, [Offer((part,))]) == interval
 
 
 def test_worker_killed_at_any_call_of_the_copy_leaves_the_last_snapshot(

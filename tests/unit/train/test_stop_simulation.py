@@ -120,7 +120,8 @@ class World:
             return
         if plan.version not in self.held:
             raise Violation("a state is restored that no rank had")
-        if plan.shared.part.before >= INTERVAL and interval_before(plan, offers) != INTERVAL:
+        # A copy up to that step counts from the first step on.
+        if plan.shared.part.before > INTERVAL and interval_before(plan, offers) != INTERVAL:
             raise Violation("the interval changes with a fault")
 
     def train(self, step: int) -> None:
