@@ -23,7 +23,7 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.unit.operator.builders import job
 from tests.unit.operator.rendezvous.fake_source import FakeSource
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @dataclass
