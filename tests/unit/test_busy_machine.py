@@ -70,8 +70,8 @@ def is_short_wait(node: ast.AST) -> bool:
     """Return True for a wait that may be too short on a busy machine."""
     if not isinstance(node, ast.Call) or name_of(node) not in WAITS:
         return False
-    named = [each.value for each in node.keywords if each.arg == "timeout"]
-    seconds = number((node.args or named or [None])[0])
+    given = node.args + [each.value for each in node.keywords if each.arg == "timeout"]
+    seconds = number(given[0]) if given else None
     return seconds is not None and LEAST_TRIED_SECONDS < seconds < LEAST_PATIENCE_SECONDS
 
 
