@@ -50,7 +50,7 @@ class Follower:
         if self._process is not None:
             self._process.kill()
         if self._thread is not None:
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=60)
 
     def _follow(self) -> None:
         while not self._stopped:

@@ -33,7 +33,7 @@ def port(console: Console, installation: Installation) -> Iterator[int]:
         yield int(line.split(" -> ")[0].rpartition(":")[2])
     finally:
         forward.terminate()
-        forward.communicate(timeout=20)
+        forward.communicate(timeout=60)
 
 
 def answer(port: int, path: str, token: str = "") -> tuple[int, str]:

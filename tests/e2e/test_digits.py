@@ -32,8 +32,8 @@ class Watch:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=10)
-        self._thread.join(timeout=10)
+        self._process.wait(timeout=60)
+        self._thread.join(timeout=60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

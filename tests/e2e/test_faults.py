@@ -24,7 +24,7 @@ CHECKPOINT_STEPS = 5
 KEEP_ALIVE_SECONDS = 5
 STATUS_LAG_SECONDS = 1.0
 """Guaranteed median seconds from a change in etcd to the status."""
-PRE_STOP_SECONDS = 8
+PRE_STOP_SECONDS = 20
 LEAVE_SECONDS = PRE_STOP_SECONDS / 2
 """Maximum seconds from a deletion timestamp to the leave in etcd, during the pod's preStop hook."""
 

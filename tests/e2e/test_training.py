@@ -23,7 +23,7 @@ NAME = "training"
 SCRIPT = Path(__file__).parent / "training_script.py"
 FOLDER = "/script"
 HANG_SECONDS = 8
-GRACE_SECONDS = 20
+GRACE_SECONDS = 60
 LEARNING_STEPS = 250
 """Steps (25 seconds) until the standby has loaded the modules imported by the first workers, which
 it does 3 and 10 s after their start."""

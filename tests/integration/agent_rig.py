@@ -32,7 +32,7 @@ from tests.paths import ROOT
 PYTHONPATH = ":".join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """Timeout of any wait, on a busy machine; no test asserts a time with it."""
 STEADY = "last_call_timeout=60,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
 TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # accepted by each of torch's backends

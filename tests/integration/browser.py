@@ -178,9 +178,9 @@ def browser() -> Iterator[Browser]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
             os.close(ours_in)
             os.close(ours_out)

@@ -39,7 +39,7 @@ from elasticjob_agent.zipapp_build import build_zipapp
 from tests.paths import ROOT
 
 PROCESS_TAG = "ELASTICJOB_TEST_TAG"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 JOB_KEY = bytes(range(32))
 SIDECAR = str(ROOT / "sidecar")
 

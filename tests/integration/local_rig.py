@@ -25,7 +25,7 @@ from tests.paths import ROOT
 PYTHONPATH = os.pathsep.join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 WORKER = """
 import json, os, pathlib, signal, subprocess, sys, time

@@ -110,7 +110,7 @@ def test_shell_block_runs_and_saves_on_request(block: Block, tmp_path: Path) -> 
         env={"PATH": "/usr/bin:/bin", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "saves").exists()

@@ -37,7 +37,7 @@ def ended(program: str, part: str, run: str) -> tuple[int, str]:
         part=part, program=program, run=run.format(program=program)
     )
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
     )
     return found.returncode, found.stderr
 

@@ -32,7 +32,7 @@ def test_time_limit_does_not_end_the_worker_while_a_failure_is_reported(tmp_path
     options = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "/dev/null")
     command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}"]
     done = subprocess.run(
-        [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert "INTERNALERROR" not in done.stdout + done.stderr
     assert "the failure itself" in done.stdout
@@ -57,7 +57,7 @@ def test_report_of_a_failure_has_its_logs_and_no_other_files(tmp_path: Path) -> 
     options = ("-p", "tests.integration.conftest", "-p", "no:cacheprovider", "-c", "/dev/null")
     command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}"]
     done = subprocess.run(
-        [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     assert "the end of a log" in done.stdout

@@ -46,17 +46,30 @@ async def fetch_report(agent: Agent, port: int, job_key: bytes, most_bytes: int)
 
 
 class LocalCluster:
-    """Cluster on this machine: pods are processes, and the job's object is in its folder."""
+    """Cluster on this machine: pods are processes, and the job's object is in its folder.
 
-    def __init__(self, kubelet: Kubelet, stored: StoredJob, note: Callable[[str], None]) -> None:
+    Args:
+        allows_pods: returns False if no further pod is created in this pass.
+    """
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        stored: StoredJob,
+        note: Callable[[str], None],
+        allows_pods: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._kubelet = kubelet
         self._stored = stored
         self._note = note
+        self._allows_pods = allows_pods
 
     async def create_pods(
         self, context: ReconcileContext, planned: Plan, creations: list[CreatePod], applied: Applied
     ) -> None:
         for action in creations:
+            if not self._allows_pods():
+                return
             await self._kubelet.create(action.index, action.name, action.incarnation)
             applied.actions.append(action)
 

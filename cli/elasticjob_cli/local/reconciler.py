@@ -90,7 +90,7 @@ class ReconcileLoop:
         self._observer = Observer(
             KubeletPods(kubelet, stored.job, self._members, rendezvous.has_seen_end)
         )
-        self._applier = Applier(LocalCluster(kubelet, stored, note), _now)
+        self._applier = Applier(LocalCluster(kubelet, stored, note, self._allows_pods), _now)
         self._complaint = ""
         self._wake = asyncio.Event()
         self._failures: list[LocalPod] = []
@@ -140,6 +140,17 @@ class ReconcileLoop:
         """Record a pod that failed before its first round; the next one would fail as well."""
         if not self._round_log.seated(pod.name):
             self._failures.append(pod)
+
+    def _allows_pods(self) -> bool:
+        """Return True until too many pods in a row have failed.
+
+        The end of the pass then ends the run, or finds a round that has formed meanwhile; in that
+        case the next pass creates the pods.
+        """
+        if len(self._failures) < MOST_LAUNCH_FAILURES:
+            return True
+        self.wake()
+        return False
 
     def _members(self) -> list[str]:
         """Return the uids of the pods that hold a lease."""

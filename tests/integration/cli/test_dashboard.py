@@ -39,7 +39,7 @@ OTHER_USER = f"""
 import encodings.idna, http.client, json, os, pathlib, sys
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 port, pid = int(sys.argv[1]), sys.argv[2]
-link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 link.request("GET", "/")
 answer = link.getresponse()
 found = [pathlib.Path("/proc", pid, "cmdline").read_bytes().decode()]

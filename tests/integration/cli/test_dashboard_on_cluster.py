@@ -46,9 +46,9 @@ class Site:
         """Return the status, text and headers of an answer."""
         link: http.client.HTTPConnection
         if self.tls is None:
-            link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+            link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         else:
-            link = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.tls)
+            link = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.tls)
         headers = {"Authorization": authorization} if authorization else {}
         headers |= {"Host": host} if host else {}
         try:
@@ -77,7 +77,7 @@ def site(server: ApiServer, *options: str, tls: ssl.SSLContext | None = None) ->
         yield Site(process, int(said[2].rstrip(",")), tls)
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 0, "ends on SIGTERM by itself"
 
 

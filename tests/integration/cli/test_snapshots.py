@@ -89,7 +89,7 @@ def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
     assert calm.returncode == 0, calm.stdout + calm.stderr
     expected = dict(losses(calm.stdout))
 
-    manifest = train(rig, "lost", 2, "--step-seconds", "0.3")  # longer than the command below
+    manifest = train(rig, "lost", 2, "--step-seconds", "0.3")
     manifest.write_text(manifest.read_text().replace('"minNodes": 1', '"minNodes": 2'))
     runner = rig.start(manifest, "--plain", "--logs")
     assert runner.stdout is not None
@@ -100,7 +100,14 @@ def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
         if found and int(found[1]) == STEPS // 4 and not is_lost:
             # With the node of rank 0, lines of its last steps may be lost.
             victim = "lost-0" if line.startswith("lost-1 ") else "lost-1"
-            assert rig.call("fault", "kill-node", "lost", victim).returncode == 0
+            workers = list(rig.workers().values())
+            for worker in workers:  # else the job may end before the command has an effect
+                os.kill(worker, signal.SIGSTOP)
+            lost = rig.call("fault", "kill-node", "lost", victim)
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGCONT)
+            assert lost.returncode == 0, lost.stderr
             is_lost = True
     assert runner.wait(timeout=PATIENCE_SECONDS) == 0, output
 

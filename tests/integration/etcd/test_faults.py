@@ -117,7 +117,7 @@ def test_requests_use_the_working_endpoint(
     async def main() -> None:
         async with serving(garbage) as wrong, serving(silence) as silent:
             endpoints = [f"127.0.0.1:{dead_port}", wrong, silent, newest_etcd.url]
-            async with Client(endpoints, random=first, request_timeout_seconds=8) as client:
+            async with Client(endpoints, random=first, request_timeout_seconds=16) as client:
                 begin = time.monotonic()
                 revision = await client.put(Put(f"{prefix}k", b""))
                 search = time.monotonic() - begin  # the silent server costs half of the timeout

@@ -46,9 +46,9 @@ __all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 LIVE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
-EARLY_SECONDS = 2.0
+EARLY_SECONDS = 3.0
 """Maximum age of the last heartbeat of an agent that is killed, on a busy machine."""
-LATE_SECONDS = 8.0
+LATE_SECONDS = 20.0
 """Maximum delay of the end, on a busy machine; an orphan without a deadline would live for 30 s."""
 SLEEPER = ("sleep", "100")
 PROBER = Peer("pod-1", "s7")

@@ -159,7 +159,7 @@ class RealPod:
             assert process.poll() is None, self.log("agent") + self.log("launcher")
         url = f"http://{self.address}:{HEALTH_PORT}/ready"
         try:
-            with urllib.request.urlopen(url, timeout=5) as reply:
+            with urllib.request.urlopen(url, timeout=30) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -242,7 +242,7 @@ class Member:
     def kill(self) -> None:
         """Send SIGKILL and wait for the end."""
         self._process.kill()
-        self._process.join(10)
+        self._process.join(60)
         assert not self._process.is_alive()
         self._pipe.close()
 

@@ -100,7 +100,7 @@ class Gang:
 
 
 class MemoryHandler(RendezvousHandler):
-    def __init__(self, gang: Gang, seconds: float = 10.0) -> None:
+    def __init__(self, gang: Gang, seconds: float = 60.0) -> None:
         self._gang = gang
         self._seconds = seconds
         self._left = False
@@ -166,7 +166,7 @@ class MemoryHandler(RendezvousHandler):
         return True
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"

@@ -158,7 +158,7 @@ def settings(tmp_path: Path) -> AgentSettings:
 
 def run(settings: AgentSettings, runtime: FakeRuntime, rendezvous: Rendezvous) -> Ending:
     async def bounded() -> Ending:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await Agent(settings, runtime, lambda _: rendezvous).run()
 
     return asyncio.run(bounded())
@@ -193,7 +193,7 @@ def test_agent_learns_its_number_of_workers_before_it_enters_the_rendezvous(
         nonlocal agent
         agent = Agent(replace(settings, slots=None), runtime, enter)
         assert agent.progress.state.facts.slots == 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await agent.run()
 
     with caplog.at_level(logging.INFO):
@@ -210,7 +210,7 @@ def test_agent_leaves_while_the_number_of_workers_is_unknown(settings: AgentSett
     async def bounded() -> Ending:
         agent = Agent(replace(settings, slots=None), runtime, lambda _: Rendezvous())
         agent.leave("SIGTERM")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await agent.run()
 
     ending = asyncio.run(bounded())
@@ -292,7 +292,7 @@ async def probes_and_the_leave(settings: AgentSettings) -> None:
     rendezvous = Waiting()
     rendezvous.registered = False
     agent = Agent(settings, FakeRuntime(), lambda _: rendezvous)
-    async with asyncio.timeout(10), serve_status(agent, "127.0.0.1", None, control):
+    async with asyncio.timeout(60), serve_status(agent, "127.0.0.1", None, control):
         assert await asked(control, "GET /ready") == (503, {"ready": False})
         code, said = await verb(control, "ready")
         assert code == 1
@@ -333,7 +333,7 @@ async def the_rendezvous_is_told(settings: AgentSettings) -> None:
     before = PollingState(PollingTerms(ME, "digits", 3, 7.0))
     after, _ = poll_step(before, ToldLocal(Local(ready=True)), 0.0)
     told.stepped(before, after)
-    async with asyncio.timeout(10), serve_status(agent, "127.0.0.1", None, control, told):
+    async with asyncio.timeout(60), serve_status(agent, "127.0.0.1", None, control, told):
         assert (await asked(control, "GET /rendezvous"))[0] == 403
         now_ms = time.time_ns() // 1_000_000
         request = agent_reports.ReportRequest(ME, "ab" * 16, now_ms)
@@ -372,7 +372,7 @@ def test_etcd_v3_agent_serves_no_agent_report(settings: AgentSettings) -> None:
     async def ask() -> int:
         agent = Agent(settings, FakeRuntime(), lambda _: Rendezvous())
         assert settings.control is not None
-        async with asyncio.timeout(10), serve_status(agent, "127.0.0.1", None, settings.control):
+        async with asyncio.timeout(60), serve_status(agent, "127.0.0.1", None, settings.control):
             return (await asked(settings.control, "GET /rendezvous"))[0]
 
     assert asyncio.run(ask()) == 404
@@ -389,7 +389,7 @@ def test_agent_report_of_outcome_is_kept_until_read() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         assert b"succeeded" in told.answer()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting
 
     asyncio.run(ends())

@@ -17,7 +17,7 @@ HEAVY = ("asyncio", "grpc", "google", "dataclasses", "logging", "inspect", "pyet
 
 def verb(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elasticjob_agent", *words]
-    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=30)
+    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_leave_command_fails_when_agent_does_not_answer(tmp_path: Path) -> None:
             text=True,
         )
         silent.accept()[0].close()
-        assert "no agent answers" in left.communicate(timeout=30)[1]
+        assert "no agent answers" in left.communicate(timeout=120)[1]
     assert left.returncode == 1
 
 

@@ -50,7 +50,7 @@ def test_progress_is_posted_again_after_a_lack_of_threads(tmp_path: Path, no_thr
         await asyncio.wait([posting], timeout=0.6)  # two polls
         assert not posting.done()
         threading.stack_size(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             event = await posted.get()
         posting.cancel()
         return event
@@ -79,7 +79,7 @@ class HangingFolder(PosixPath):
         threading.Event().wait()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_node_starts_without_its_log_if_the_disk_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,7 +66,7 @@ def test_error_file_is_read(tmp_path: Path) -> None:
     assert read_error_file(path) == b"{}"
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_invalid_error_file_is_ignored(tmp_path: Path) -> None:
     huge, pipe, link = tmp_path / "huge", tmp_path / "pipe", tmp_path / "link"
     with huge.open("wb") as file:

@@ -12,7 +12,7 @@ import pytest
 from bench.forked import CaseFailed, Send, forked
 from bench.processes import alive
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def deadline() -> float:

@@ -182,7 +182,7 @@ class Process:
         self._process.stdin.flush()
 
     def end(self) -> None:
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("pair", [(one, one) for one in ALL] + list(combinations(ALL, 2)))
@@ -219,7 +219,7 @@ def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
     options = ["-q", "-n4", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null"]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, folder],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=100,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]

@@ -170,7 +170,7 @@ def test_zipapp_is_independent_of_the_process_that_builds_it(
     subprocess.run(
         [sys.executable, *given, "-c", source],
         env={**os.environ, "PYTHONHASHSEED": "7"},
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert built.read_bytes() == build_zipapp(tmp_path / "here.pyz").read_bytes()

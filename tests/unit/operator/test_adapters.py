@@ -121,7 +121,7 @@ def posted_notes(message: str) -> list[str]:
         said = Event(EventType.WARNING, "WorkerFailed", message)
         events.record(Subject("ns", "job", "uid", "1"), (said,))
         posting = asyncio.create_task(events.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not posted and not posting.done():
                 await asyncio.sleep(0)
             assert not posting.done()
@@ -139,7 +139,7 @@ def test_event_with_undecodable_text_is_posted() -> None:
 
 def fetch(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

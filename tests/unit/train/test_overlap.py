@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,13 @@ def assert_same(first: Any, second: Any) -> None:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
-    """Let a copy wait for the event, but not for long; yield it with the order of events."""
+    """Let a copy wait for the event, and a little longer; yield it with the order of events."""
     release, events = threading.Event(), []
     real = MemoryBuffers.commit
 
     def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
-        release.wait(0.3)
+        assert release.wait(60)
+        time.sleep(0.3)  # for the event after it
         real(self, part, body)
         events.append("copied")
 
@@ -111,9 +113,9 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
     snapshots.save(1, training.state(), torch.get_rng_state())
     training.backward()
     events.append("backward")
-    training.optimizer.step()  # waits for the copy, which waits for `release` in vain
-    events.append("stepped")
     release.set()
+    training.optimizer.step()
+    events.append("stepped")
     snapshots.close()
     assert events == ["backward", "copied", "copied", "stepped"]
     found = Snapshots().restore()
@@ -125,6 +127,7 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
 def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(
     memory: Path, slow: tuple[threading.Event, list[str]]
 ) -> None:
+    release, events = slow
     made: list[Training] = []
     snapshots = Snapshots(every_steps=1, optimizers=lambda: made[-1].optimizer)
     for step in (1, 2):
@@ -134,13 +137,15 @@ def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(
         training.backward()
         training.optimizer.step()
         expected = copied(training.state())
-        slow[1].clear()
+        events.clear()
+        release.clear()
         snapshots.save(step, training.state())
         training.backward()
-        slow[1].append("backward")
+        events.append("backward")
+        release.set()
         training.optimizer.step()
-        slow[1].append("stepped")
-        assert slow[1] == ["backward", "copied", "stepped"]
+        events.append("stepped")
+        assert events == ["backward", "copied", "stepped"]
     snapshots.close()
     found = Snapshots().restore()
     assert found is not None
@@ -589,9 +594,24 @@ def test_given_intervals_are_not_taken_from_the_restored_snapshot() -> None:
     assert (steps.first, seconds.first) == (7, 1)
 
 
-def test_snapshots_without_an_interval_become_rarer_than_the_steps(memory: Path) -> None:
+def test_snapshots_without_an_interval_become_rarer_than_the_steps(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        real(self, part, body)
+        now[0] += 0.0195  # 1 % of 19.5 steps
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
     snapshots = Snapshots()
     snapshots.restore()
-    taken = [step for step in range(1, 200) if snapshots.save(step, {"x": torch.ones(1000)})]
-    assert taken[:2] == [1, 2]  # without work between, the steps cost nothing
-    assert len(taken) < 50
+    taken = []
+    for clock in ("monotonic", "perf_counter", "thread_time"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
+    for step in range(1, 100):
+        now[0] += 0.1
+        if snapshots.save(step, {"x": torch.ones(1000)}):
+            taken.append(step)
+    assert taken == [1, 2, 6, 22, 42, 62, 82]  # at first up to four times as many steps later

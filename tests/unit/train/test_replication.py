@@ -26,6 +26,7 @@ from elasticjob.train.replicas import Generations, State
 from elasticjob.train.replication import Replication, Settings
 
 KEY = b"k" * 32
+PATIENCE_SECONDS = 60.0
 RATE = 1e12
 
 
@@ -40,7 +41,7 @@ def body(size: int = 600_000) -> Body:
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     """Wait until the thread of the receiver has logged a text."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while text not in caplog.text:
         assert time.monotonic() < deadline, caplog.text
         time.sleep(0.01)
@@ -92,7 +93,7 @@ def test_recorded_connection_cannot_be_replayed(
     header = links._packed(part(1), None, body())
     nonce = b"n" * 32
     proof = hmac.new(KEY, b"offer" + nonce + header, hashlib.sha256).digest()
-    with socket.create_connection(address, 5) as link:
+    with socket.create_connection(address, PATIENCE_SECONDS) as link:
         link.sendall(header + proof)
         assert len(link.recv(100)) == 40
         assert link.recv(100) == b""
@@ -115,14 +116,14 @@ def test_receiver_without_the_key_gets_no_content() -> None:
         impostor.start()
         with pytest.raises(PeerError, match="does not have the key"):
             send(listener.getsockname(), KEY, part(1), body(), None, RATE)
-        impostor.join(5)
+        impostor.join()
     assert not received
 
 
 def test_body_that_was_changed_on_its_way_is_refused(
     buffers: ReplicaBuffers, address: tuple[str, int]
 ) -> None:
-    with socket.create_connection(address, 5) as link:
+    with socket.create_connection(address, PATIENCE_SECONDS) as link:
         hello = links._received(link, 40)
         nonce = bytes(hello[8:])
         header = links._packed(part(1), None, body())
@@ -289,14 +290,14 @@ def test_node_that_is_cut_off_has_no_shared_part_without_its_own(
 def test_header_that_arrives_too_slowly_is_given_up(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(links, "QUIET_SECONDS", 1.0)
 
     def trickle(link: socket.socket) -> None:
-        for _ in range(60):
+        for _ in range(links._HEADER.size):  # the proof after it never arrives
             link.sendall(b"x")
-            time.sleep(0.05)
+            time.sleep(0.2)
 
-    with socket.create_connection(address, 5) as link:
+    with socket.create_connection(address, PATIENCE_SECONDS) as link:
         links._received(link, 40)
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
             trickle(link)
@@ -321,7 +322,7 @@ def test_copy_without_room_is_refused_and_logged_once(
 def test_sender_keeps_to_its_rate(address: tuple[str, int]) -> None:
     began = time.monotonic()
     send(address, KEY, part(1), body(1_000_000), None, 2e6)
-    assert 0.45 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.45
 
 
 def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +337,7 @@ def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_silent_connections_do_not_keep_a_peer_from_sending(
     buffers: ReplicaBuffers, address: tuple[str, int]
 ) -> None:
-    silent = [socket.create_connection(address, 5) for _ in range(8)]
+    silent = [socket.create_connection(address, PATIENCE_SECONDS) for _ in range(8)]
     send(address, KEY, part(1), body(), None, RATE)
     assert set(buffers.parts()) == {part(1)}
     for link in silent:

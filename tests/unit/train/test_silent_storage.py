@@ -28,8 +28,6 @@ from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
 
 __all__ = ["job"]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -161,7 +159,8 @@ def test_memory_suffices_if_storage_cannot_be_read(
     snapshots.save(1, {"x": 1}, store=True)
     snapshots.save(2, {"x": 2})
     broken(job.storage)
-    short()
+    if broken is HangingStorage:
+        short()
     del snapshots
     job.restart()
     again = Snapshots(job.storage, every_steps=1)
@@ -184,7 +183,8 @@ def test_storage_that_cannot_be_read_is_an_error_without_memory(
     for path in job.memory.iterdir():
         path.unlink()
     broken(job.storage)
-    short()
+    if broken is HangingStorage:  # an answer may be late
+        short()
     with pytest.raises(SnapshotError, match=rf"no complete snapshot in memory.*{reason}"):
         Snapshots(job.storage).restore()
 

@@ -519,15 +519,15 @@ def test_second_process_of_a_local_rank_is_refused_before_it_writes(
     Snapshots().restore()  # reading the folder frees no lock
     before = {path.name: path.read_bytes() for path in memory.glob("shared.*")}
     command = [sys.executable, "-c", SECOND_WRITER]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert second.returncode == 1
     assert "another process saves snapshots as local rank 0 of this node" in second.stderr
     assert "Traceback" not in second.stderr
     assert {path.name: path.read_bytes() for path in memory.glob("shared.*")} == before
-    other = subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, timeout=100)
+    other = subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, timeout=240)
     assert other.returncode == 0, "another local rank has its own files"
     snapshots.close()
-    assert subprocess.run(command, timeout=100).returncode == 0
+    assert subprocess.run(command, timeout=240).returncode == 0
     assert restored() == (9, "memory")
 
 
@@ -556,14 +556,14 @@ assert snapshots.save(2, {"x": 2})
 
 def test_fork_of_the_writer_is_refused_and_frees_no_lock(memory: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED_WRITER]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=240)
     assert restored() == (2, "memory")
 
 
 def test_killed_writer_leaves_its_place_to_the_next_process(memory: Path) -> None:
     script = SECOND_WRITER + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     for _ in range(2):
-        killed = subprocess.run([sys.executable, "-c", script], timeout=100)
+        killed = subprocess.run([sys.executable, "-c", script], timeout=240)
         assert killed.returncode == -signal.SIGKILL
     assert restored() == (9, "memory")
 

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.part_files import Body
 from elasticjob.train.snapshots import _finish
-from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET
+from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
 
@@ -83,12 +84,18 @@ def started(training: Training, **settings: Any) -> Snapshots:
 def steps(
     training: Training, snapshots: Snapshots, first: int, last: int, *own: Any
 ) -> dict[str, Any]:
-    """Train and save these steps; return the state of the last one."""
+    """Train and save these steps; return the state of the last one.
+
+    A copy at a stop is then worth it: no real duration of a copy, a step or a hold decides.
+    """
+    stop = snapshots._stop
+    assert stop is not None
+    stop._most = math.inf
     for step in range(first, last + 1):
         training.backward()
         training.optimizer.step()
         snapshots.save(step, training.state, *own)
-    time.sleep(0.05)  # the copy of such a small state takes less time than was trained
+    stop._keep_at -= 1000.0
     found: dict[str, Any] = copied(training.state())
     return found
 
@@ -175,8 +182,12 @@ def test_step_of_an_optimizer_waits_for_the_copy(
     assert_same(expected, restored().state)
 
 
-def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(memory: Path) -> None:
+def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All ranks may be in that step once the launcher asks."""
+    monkeypatch.setattr(StopCopy, "_limit_seconds", lambda _: PATIENCE_SECONDS)
+    monkeypatch.setattr(StopCopy, "_patience", lambda _: PATIENCE_SECONDS)
     training = Training()
     snapshots = started(training)
     steps(training, snapshots, 1, 2)
@@ -424,6 +435,7 @@ def test_regular_copy_in_progress_is_completed(
 
     monkeypatch.setattr(MemoryBuffers, "commit", commit)
     monkeypatch.setattr(stop_copy, "OWN_BYTES", 0)  # holds nothing: only regular ones count
+    monkeypatch.setattr(stop_copy, "COPY_SECONDS", PATIENCE_SECONDS)
     for step in (1, 2):
         snapshots.save(step, training.state, torch.zeros(1))
     asking = threading.Thread(target=ask, args=(memory,))
@@ -672,14 +684,30 @@ def test_own_states_of_former_workers_are_removed(memory: Path) -> None:
     assert {path.name for path in memory.iterdir()} == {"own-0.0"}
 
 
-def test_copy_that_takes_longer_than_the_steps_is_not_made(memory: Path) -> None:
+@pytest.mark.parametrize(
+    ("copy_seconds", "trained_seconds", "is_made"),
+    [(5.0, 4.0, False), (5.0, 1000.0, True), (15.0, 1000.0, False)],
+)
+def test_copy_that_takes_longer_than_the_steps_is_not_made(
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copy_seconds: float,
+    trained_seconds: float,
+    is_made: bool,
+) -> None:
     training = Training()
     snapshots = started(training)
     steps(training, snapshots, 1, 3)
-    assert snapshots._stop is not None
-    snapshots._stop._rates.append(1000.0)  # bytes each second: the copy would take minutes
-    assert ask(memory) == 0.0
-    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+    stop = snapshots._stop
+    assert stop is not None
+    stop._rates.append(stop._size / copy_seconds)
+    now = time.monotonic()
+    stop._keep_at = now - trained_seconds
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        assert (ask(memory) > 0.0) is is_made
+    made = [path for path in memory.iterdir() if path.name.startswith("shared")]
+    assert bool(made) is is_made
 
 
 def test_costly_state_is_given_up_and_tried_again(
@@ -901,7 +929,7 @@ train(top / "main", RuntimeError("lost"))
 
 def test_worker_that_ends_with_an_exception_copies_by_itself(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=110
+        [sys.executable, "-c", ENDS, str(tmp_path)], stderr=subprocess.PIPE, text=True, timeout=240
     )
     assert ended.returncode == 1, ended.stderr
     found = {}

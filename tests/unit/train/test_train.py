@@ -21,6 +21,7 @@ from elasticjob_agent.core.progress import WorkerProgress, worker_progress
 from elasticjob_agent.worker_files import ProgressFiles, read_progress
 
 SIDECAR = Path(layout.__file__).parents[1]
+PATIENCE_SECONDS = 60.0
 
 
 class Desk:
@@ -201,11 +202,14 @@ def test_worker_waits_until_the_step_is_agreed(desk: Desk) -> None:
     answers: list[bool] = []
     worker = threading.Thread(target=lambda: answers.append(desk.link.should_checkpoint()))
     worker.start()
+    until = time.monotonic() + PATIENCE_SECONDS
+    while desk.read.points != 1:
+        assert time.monotonic() < until, "the agent must see where it waits"
+        time.sleep(0.01)
     worker.join(0.1)
     assert worker.is_alive()
-    assert desk.read.points == 1, "the agent must see where it waits"
     desk.ask(point=1)
-    worker.join(10)
+    worker.join(PATIENCE_SECONDS)
     assert answers == [True]
 
 
@@ -364,7 +368,7 @@ def test_stop_in_progress_ends_the_wait(desk: Desk, request: pytest.FixtureReque
     worker.join(0.1)
     assert worker.is_alive()
     desk.files.ask(1, None)
-    worker.join(10)
+    worker.join(PATIENCE_SECONDS)
     assert not worker.is_alive()
 
 
@@ -463,7 +467,7 @@ def test_invalid_progress_file_is_ignored(content: bytes) -> None:
     assert worker_progress(content, 0) is None
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_special_file_in_place_of_a_progress_file_does_not_block_the_agent(tmp_path: Path) -> None:
     pipe, link, huge = tmp_path / "pipe", tmp_path / "link", tmp_path / "huge"
     os.mkfifo(pipe)

@@ -175,7 +175,7 @@ def at_once(count: int, work: Any) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     return results
 
 

@@ -111,7 +111,7 @@ def at_once(*agents: Believed) -> list[RunResult | Exception]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert None not in results, results
     return [result for result in results if result is not None]
 
@@ -222,7 +222,7 @@ def test_newcomer_restarts_others_without_charge() -> None:
     thread = threading.Thread(target=join)
     thread.start()
     result = first.run()
-    thread.join(20)
+    thread.join(60)
     assert result.state is WorkerState.SUCCEEDED
     assert first.calls == ["start", "stop", "start", "shutdown SIGTERM"]
     assert [group[1] for group in first.groups] == [1, 2]
@@ -407,7 +407,7 @@ def test_exit_barrier_timeout_bounds_wait_for_others() -> None:
     thread.start()
     assert done.run().state is WorkerState.SUCCEEDED
     busy.leave("the test is over")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -426,7 +426,7 @@ def test_store_that_ended_with_its_host_is_not_waited_for() -> None:
     threading.Thread(target=lose).start()
     assert done.run().state is WorkerState.SUCCEEDED, "long before the barrier's 300 s"
     busy.leave("the test is over")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

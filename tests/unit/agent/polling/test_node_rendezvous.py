@@ -45,7 +45,7 @@ def joiner(
 def at_once(*joins: Callable[[], Place]) -> list[Place]:
     """Return the places of nodes that join together, by group rank."""
     with ThreadPoolExecutor(len(joins)) as threads:
-        places = [each.result(20) for each in [threads.submit(join) for join in joins]]
+        places = [each.result(60) for each in [threads.submit(join) for join in joins]]
     return sorted(places, key=lambda place: mine(place).group_rank)
 
 
@@ -129,7 +129,7 @@ def test_served_store_is_not_used_beside_an_agent_of_torch() -> None:
     with ThreadPoolExecutor(1) as threads:
         joined = threads.submit(join_as_torch)
         place = ours.join_round(False, 0, 0)
-        joined.result(20)
+        joined.result(60)
     assert (place.roster.master_port, place.roster.master_served) == (29001, False)
 
 

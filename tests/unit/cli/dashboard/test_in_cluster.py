@@ -125,7 +125,7 @@ def test_slow_answer_ends_at_the_deadline(tmp_path: Path) -> None:
         begun = time.monotonic()
         with pytest.raises(Unavailable, match=r"cannot be reached: .*timed out"):
             api.fetch("token", "/", seconds=0.5)
-        assert time.monotonic() < begun + 5
+        assert time.monotonic() < begun + 9
 
 
 PROGRAM = """

@@ -79,7 +79,7 @@ def ask(
     server: Server, path: str, method: str = "GET", host: str = "", root: str = f"/{TOKEN}/"
 ) -> tuple[int, dict[str, str], str]:
     """Return status, headers and body of an answer."""
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         link.request(method, root + path, headers={"Host": host or f"127.0.0.1:{server.port}"})
         answer = link.getresponse()
@@ -196,7 +196,7 @@ def test_requests_beyond_the_maximum_wait_and_are_refused(
     for _ in range(server.max_requests):
         server.places.acquire()
     assert ask(server, "")[0] == 503
-    monkeypatch.setattr(module, "PLACE_SECONDS", 20)
+    monkeypatch.setattr(module, "PLACE_SECONDS", 60)
     release = threading.Timer(0.1, server.places.release)
     release.start()
     assert ask(server, "")[0] == 200
@@ -204,7 +204,7 @@ def test_requests_beyond_the_maximum_wait_and_are_refused(
 
 
 def eventually_answered(server: Server) -> None:
-    due = time.monotonic() + 20
+    due = time.monotonic() + 60
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert ask(server, "")[0] == 200
@@ -217,9 +217,9 @@ def test_connections_of_a_peer_beyond_the_maximum_are_closed_and_others_are_answ
 ) -> None:
     place = ("127.0.0.1", server.port)
     idle = [socket.create_connection(place) for _ in range(MAX_OF_PEER)]
-    with socket.create_connection(place, timeout=20) as late:
+    with socket.create_connection(place, timeout=60) as late:
         assert late.recv(1) == b""
-    with socket.create_connection(place, 20, ("127.0.0.2", 0)) as other:
+    with socket.create_connection(place, 60, ("127.0.0.2", 0)) as other:
         other.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
         assert other.recv(12) == b"HTTP/1.0 404"
     for link in idle:
@@ -233,9 +233,9 @@ def test_connections_of_all_peers_have_a_maximum(
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
     place = ("127.0.0.1", server.port)
     with (
-        socket.create_connection(place, 20, ("127.0.0.2", 0)),
-        socket.create_connection(place, 20, ("127.0.0.3", 0)),
-        socket.create_connection(place, 20) as late,
+        socket.create_connection(place, 60, ("127.0.0.2", 0)),
+        socket.create_connection(place, 60, ("127.0.0.3", 0)),
+        socket.create_connection(place, 60) as late,
     ):
         assert late.recv(1) == b""
 
@@ -249,7 +249,7 @@ def test_connection_without_a_thread_is_released(
     monkeypatch.setattr(module, "MAX_OF_PEER", 1)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fails)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
             assert link.recv(1) == b""
     eventually_answered(server)
 
@@ -258,13 +258,13 @@ def test_slow_sender_is_cut_off_at_the_deadline(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.5)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
         begun = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() < begun + 20:
+            while time.monotonic() < begun + 60:
                 link.sendall(b"x")
                 time.sleep(0.1)  # each byte would begin a timeout of the socket anew
-        assert time.monotonic() < begun + 10
+        assert time.monotonic() < begun + 50
 
 
 def test_slow_reader_is_cut_off_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,11 +285,11 @@ def test_slow_reader_is_cut_off_at_the_deadline(monkeypatch: pytest.MonkeyPatch)
         took = time.monotonic() - begun
         ended.set()
         slow.join()
-    assert 0.4 < took < 10
+    assert 0.4 < took < 50
 
 
 def test_request_beyond_the_maximum_size_is_closed(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
         text = f"GET /{TOKEN}/ HTTP/1.0\r\nHost: localhost\r\n".encode()
         text += b"".join(b"X%d: %s\r\n" % (at, b"x" * 10_000) for at in range(9))
         with contextlib.suppress(ConnectionError):
@@ -299,7 +299,7 @@ def test_request_beyond_the_maximum_size_is_closed(server: Server) -> None:
 
 def test_broken_requests_end_no_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     for text in (b"\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x00", b""):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as link:
             link.sendall(text)
             link.shutdown(socket.SHUT_WR)
             link.recv(100)

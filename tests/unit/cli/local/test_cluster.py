@@ -47,7 +47,7 @@ from tests.unit.operator.builders import NOW, job
 
 KEY = b"key"
 C10D = {"backend": "C10d"}
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @dataclass

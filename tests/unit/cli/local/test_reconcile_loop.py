@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.job_store import JobFolder
-from elasticjob_cli.local.kubelet import Kubelet, Programs
-from elasticjob_cli.local.processes import Processes
+from elasticjob_cli.local.kubelet import Kubelet, LocalPod, PodFiles, Programs
+from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_cli.local.reconciler import LocalRendezvous, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.observed.state import Observed
+from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory
 from elasticjob_rendezvous.etcd.errors import EtcdError, Unavailable
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.unit.operator.builders import job
 from tests.unit.operator.rendezvous.fake_source import FakeSource
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @dataclass
@@ -115,3 +118,34 @@ def test_write_that_etcd_refuses_is_repeated_and_noted_once(folder: Path) -> Non
         assert rig.shown
 
     asyncio.run(scenario())
+
+
+def failed(folder: Path, number: int) -> LocalPod:
+    """Return a pod whose launcher failed."""
+    name = f"job-{number}"
+    files = PodFiles(name, f"uid-{number}", 1, folder / "socket", folder / name)
+    pod = LocalPod(number, files, datetime.now(UTC))
+    pod.launcher_exit = Exit(pod.launcher, 1, 7, 0)
+    return pod
+
+
+@pytest.mark.parametrize("failures", [MOST_LAUNCH_FAILURES - 1, MOST_LAUNCH_FAILURES])
+def test_no_pod_is_created_after_the_last_failure_in_a_row(folder: Path, failures: int) -> None:
+    async def scenario() -> list[str]:
+        rig = Rig(folder, RefusingSource())
+        for number in range(failures):
+            rig.loop.launcher_ended(failed(folder, number))
+        running = asyncio.create_task(rig.loop.run())
+        if failures < MOST_LAUNCH_FAILURES:
+            async with asyncio.timeout(SECONDS):
+                while not rig.created:
+                    await asyncio.sleep(0.01)
+            rig.loop.killed.set()
+            rig.loop.wake()
+            await running
+        else:
+            with pytest.raises(CommandError, match="5 pods ended before they were in a round"):
+                await running
+        return rig.created
+
+    assert bool(asyncio.run(scenario())) is (failures < MOST_LAUNCH_FAILURES)

@@ -20,7 +20,7 @@ class Gate(Target):
         self.closed = False
 
     def write(self, data: bytes) -> None:
-        self.open.wait(10)
+        self.open.wait(60)
         if data == b"bad":
             raise OSError(28, "No space left on device")
         self.written.append(data)
@@ -36,12 +36,12 @@ def test_stuck_target_loses_only_its_own_output_with_a_note() -> None:
     for _ in range(10):
         writer.put(gate, piece)
     writer.flush(time.monotonic() + 0.05)  # gives up at its deadline
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
     gate.open.set()
-    writer.flush(time.monotonic() + 10)
+    writer.flush(time.monotonic() + 60)
     writer.put(gate, b"later")
     writer.close(gate)
-    writer.flush(time.monotonic() + 10)
+    writer.flush(time.monotonic() + 60)
     assert gate.written[:8] == [piece] * 8
     note = b"[elasticjob] %d bytes left out: " % (2 * len(piece))
     assert gate.written[8].startswith(note)
@@ -57,7 +57,7 @@ def test_queue_of_many_small_pieces_is_bounded(monkeypatch: pytest.MonkeyPatch) 
         writer.put(gate, b"x")
     gate.open.set()
     writer.close(gate)
-    writer.flush(time.monotonic() + 10)
+    writer.flush(time.monotonic() + 60)
     written = b"".join(gate.written)
     assert len(gate.written) <= 101
     assert b"bytes left out" in written
@@ -69,6 +69,6 @@ def test_write_error_is_reported_and_writing_continues() -> None:
     gate.open.set()
     for data in (b"a", b"bad", b"b"):
         writer.put(gate, data)
-    writer.flush(time.monotonic() + 10)
+    writer.flush(time.monotonic() + 60)
     assert gate.written == [b"a", b"b"]
     assert [error.errno for error in troubles] == [28]

@@ -77,7 +77,7 @@ def test_unreadable_or_unwritable_preload_cache_is_ignored(tmp_path: Path) -> No
     assert not (tmp_path / "absent").exists()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_hanging_disk_delays_the_launcher_once_and_briefly(tmp_path: Path) -> None:
     path = tmp_path / "preload.json"
     os.mkfifo(path)  # opening it blocks, as a call to a dead network disk does

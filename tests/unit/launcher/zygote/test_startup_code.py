@@ -49,7 +49,7 @@ def refusal(folder: Path, source: str) -> str:
     command = [sys.executable, "-c", PROGRAM]
     try:
         done = subprocess.run(
-            command, env=env, check=True, capture_output=True, text=True, timeout=60
+            command, env=env, check=True, capture_output=True, text=True, timeout=240
         )
     finally:
         enough.touch()

@@ -152,7 +152,7 @@ def run_with(
         work_queue = WorkQueue(clock, workers, failed)
         runner = asyncio.create_task(work_queue.run(work))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await scenario(work_queue, clock)
         finally:
             runner.cancel()
@@ -258,7 +258,7 @@ def test_stop_finishes_running_reconcile_and_starts_no_other() -> None:
         work_queue.wake(B)
         assert not finishing.done()
         let_go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await finishing
         assert ended == [A]
         running.cancel()

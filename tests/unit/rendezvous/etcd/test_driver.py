@@ -20,7 +20,7 @@ from elasticjob_rendezvous.protocol.events import (
 )
 from elasticjob_rendezvous.protocol.kv import KeyValue, LeaseGrant, Range
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Recorder:

@@ -55,7 +55,7 @@ KEY = b"the job's key"
 HOST = "127.0.0.1"
 A = Peer("id-a", "s1")
 B = Peer("id-b", "s2")
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

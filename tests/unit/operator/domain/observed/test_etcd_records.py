@@ -421,7 +421,7 @@ async def _a_member_progresses() -> None:
             seen.append(found.members[0].step)
 
     tasks = [asyncio.create_task(cache.run()), asyncio.create_task(look())]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while 40 not in seen:
             await asyncio.sleep(0)
     for task in tasks:
