@@ -53,7 +53,7 @@ corpus-suite: install ## install the ten corpus packages and the frameworks of `
 	@$(PY) -m tests.corpus.environments frameworks
 	@$(PY) -m tests.corpus.environments deepspeed
 	@$(PY) -m tests.corpus.environments peers
-corpus: install etcd ## run 90 packages, each in a cold and a warm job; resumable: docs/warm-start-corpus.md
+corpus: install etcd ## run 95 packages, each in a cold and a warm job; resumable: docs/warm-start-corpus.md
 	$(PY) -m tests.corpus
 
 .PHONY: lint types imports

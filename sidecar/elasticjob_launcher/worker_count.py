@@ -180,7 +180,7 @@ def _quotas(mount: Path, own: Path) -> Iterator[float]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 
@@ -266,7 +266,7 @@ def _interpreter(
 
 def main() -> None:
     """Write the devices as JSON to standard output; redirect all other output to standard error."""
-    with os.fdopen(os.dup(1), "w") as answer:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
         try:
             found: dict[str, Any] = visible_devices(sys.argv[1])._asdict()

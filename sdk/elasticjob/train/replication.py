@@ -224,7 +224,7 @@ def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list
     """Exchange addresses, and the key that rank 0 draws."""
     address, port = ("", 0) if listener is None else listener.getsockname()[:2]
     try:
-        machine = _BOOT_ID.read_text().strip()
+        machine = _BOOT_ID.read_text("ascii").strip()
     except OSError:
         machine = str(folder)
     own = {"node": str(folder), "domain": machine, "address": address, "port": port}

@@ -96,7 +96,8 @@ def kill_unless_reused(pid: int, began: str) -> None:
 
 def _start_time(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return stat.rpartition(")")[2].split()[19]
     except OSError:
         return ""
 
@@ -208,7 +209,7 @@ def _cannot_return(thread: Path) -> bool:
         return False  # also in an exit: it makes progress
     if flags & PF_EXITING:
         return True
-    status = (thread / "status").read_text()
+    status = (thread / "status").read_text("utf-8", "replace")
     # The kernel marks each thread (SigPnd) and the process (ShdPnd).
     return any(_has_signal(status, name, signal.SIGKILL) for name in ("SigPnd:", "ShdPnd:"))
 
@@ -266,7 +267,7 @@ class StuckWatch:
 
 
 def _state_and_flags(thread: Path) -> tuple[str, int]:
-    fields = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = (thread / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     return fields[0], int(fields[6])
 
 
@@ -276,7 +277,7 @@ def kernel_wait(pid: int, proc: Path = PROC) -> str:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in sorted((proc / str(pid) / "task").iterdir()):
             if _state_and_flags(thread)[0] in UNINTERRUPTIBLE:
-                found = (thread / "wchan").read_text().strip()
+                found = (thread / "wchan").read_text("utf-8", "replace").strip()
                 if found not in ("", "0"):
                     return found
     return ""
@@ -298,7 +299,7 @@ def stuck_text(pids: Sequence[int], seconds: float, proc: Path = PROC) -> str:
 def has_handler(pid: int, signum: int) -> bool:
     """Return True if a process has its own handler for a signal."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
     except OSError:
         return False
     return _has_signal(status, "SigCgt:", signum)
@@ -373,6 +374,6 @@ def _cgroup_candidates(mount: Path, own: Path) -> Iterator[_CgroupFiles]:
 
 def _read_file(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""

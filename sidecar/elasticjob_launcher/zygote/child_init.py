@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticjob_launcher.zygote.fork_safety import bad_fork
+from elasticjob_launcher.zygote.fork_safety import bad_fork, memory_maps
 from elasticjob_launcher.zygote.worker_environment import set_variables, with_changes
 
 # Set for the zygote while it preloads. numexpr also starts its threads when it is imported.
@@ -85,12 +85,7 @@ def _requested_threads(env: Mapping[str, str]) -> int:
 
 def loaded_openblas() -> Iterator[str]:
     """Yield the paths of the loaded OpenBLAS libraries."""
-    try:
-        with open("/proc/self/maps") as maps:  # noqa: PTH123
-            lines = maps.readlines()
-    except OSError:
-        return
-    paths = (line.split(None, 5)[5].strip() for line in lines if "openblas" in line)
+    paths = (line.split(None, 5)[5].strip() for line in memory_maps() if "openblas" in line)
     yield from dict.fromkeys(path for path in paths if "openblas" in os.path.basename(path))  # noqa: PTH119
 
 

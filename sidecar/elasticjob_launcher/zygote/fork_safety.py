@@ -30,8 +30,8 @@ def thread_count() -> int:
 
 def _thread_name(task: str) -> str:
     try:
-        with open(f"/proc/self/task/{task}/comm") as name:  # noqa: PTH123
-            return name.read().strip()
+        with open(f"/proc/self/task/{task}/comm", "rb") as name:  # noqa: PTH123
+            return os.fsdecode(name.read().strip())
     except OSError:  # it has ended
         return ""
 
@@ -111,11 +111,16 @@ def _cuda_initialized() -> bool:
 
 def _library_path(name: str) -> str:
     """Return the path of a loaded library, or an empty string."""
-    try:
-        with open("/proc/self/maps") as maps:  # noqa: PTH123
-            for line in maps:
-                if name in line:
-                    return line.split(None, 5)[5].strip()
-    except OSError:
-        pass
+    for line in memory_maps():
+        if name in line:
+            return line.split(None, 5)[5].strip()
     return ""
+
+
+def memory_maps() -> list[str]:
+    """Return the lines of this process's memory map; none if it cannot be read."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+            return os.fsdecode(maps.read()).split("\n")  # a path may have any other letter
+    except OSError:
+        return []

@@ -17,7 +17,7 @@ from contextlib import suppress
 from os import getpid
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.fork_safety import thread_count
+from elasticjob_launcher.zygote.fork_safety import memory_maps, thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
 from elasticjob_launcher.zygote.process_settings import Settings
 from elasticjob_launcher.zygote.search_path import is_python_module
@@ -327,19 +327,15 @@ def _is_channel(link: str) -> bool:
 
 def _shared_maps() -> set[str]:
     """Return the writable mappings that forks would share, by file and inode."""
-    try:
-        with open("/proc/self/maps") as maps:  # noqa: PTH123
-            text = maps.read()
-    except OSError:
-        return set()
     # 00400000-0040b000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
-    return {f"{name} {inode}".strip() for inode, name in _SHARED.findall(text)}
+    found = (_SHARED.search(line) for line in memory_maps() if "s " in line)
+    return {f"{each[2]} {each[1]}".strip() for each in found if each}
 
 
 def _system_v(kind: str) -> set[str]:
     """Return this user's System V identifiers; for shared memory, only those of this process."""
     try:
-        with open(f"/proc/sysvipc/{kind}") as listed:  # noqa: PTH123
+        with open(f"/proc/sysvipc/{kind}", encoding="ascii") as listed:  # noqa: PTH123
             rows = [line.split() for line in listed]
     except OSError:
         return set()

@@ -93,7 +93,7 @@ class PreloadCache:
 def _content(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text("utf-8")
     except (OSError, ValueError):
         return ""
 
@@ -102,7 +102,7 @@ def _replace(path: Path, text: str) -> None:
     """Replace a file atomically, if possible."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text)
+        draft.write_text(text, "utf-8")
         os.replace(draft, path)  # noqa: PTH105
     except OSError:
         with contextlib.suppress(OSError):

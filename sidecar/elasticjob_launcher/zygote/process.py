@@ -138,20 +138,20 @@ def activity(pid: int) -> int | None:
     """Return a number that grows while a process computes, reads, or loads pages of files; None if
     it cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         faults, ticks = fields[7:10:2], fields[11:13]
         total = sum(map(int, (*faults, *ticks)))
     except (OSError, ValueError):
         return None
     try:
-        return total + int(Path(f"/proc/{pid}/io").read_text().split()[1])
+        return total + int(Path(f"/proc/{pid}/io").read_text("utf-8", "replace").split()[1])
     except (OSError, ValueError, IndexError):  # a process of another user
         return total
 
 
 def _resident_bytes(pid: int) -> int:
     try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
+        fields = Path(f"/proc/{pid}/statm").read_text("utf-8", "replace").split()
     except OSError:
         return 0
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0

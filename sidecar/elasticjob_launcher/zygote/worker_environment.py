@@ -68,6 +68,14 @@ RESERVED_SPACE = "ELASTICJOB_ROOM"
 The other variables stay in place: a library may keep a pointer to one.
 """
 RESERVED_SPACE_VALUE = "-" * 4096
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_SAME_PROGRAM = (1 << 32) - 1
+_MAP_FIELDS = {
+    "start_code": 23, "end_code": 24, "start_data": 42, "end_data": 43, "start_brk": 44, "brk": 0,
+    "start_stack": 25, "arg_start": 45, "arg_end": 46, "env_start": 47, "env_end": 48,
+}  # fmt: skip
+"""Fields of Linux's `struct prctl_mm_map`, each with its index in /proc/self/stat after the name; 0
+for the end of the heap, which is not there."""
 
 
 def show_process_as(words: Sequence[str], env: Mapping[str, str]) -> None:
@@ -79,7 +87,8 @@ def show_process_as(words: Sequence[str], env: Mapping[str, str]) -> None:
         return
     arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
     if 0 < arg_start < arg_end:
-        _write(arg_start, arg_end - arg_start, [os.fsencode(word) for word in words])
+        shown = _write(arg_start, arg_end - arg_start, [os.fsencode(word) for word in words])
+        _set_end_of_arguments(fields, arg_start + shown)
     if 0 < env_start < env_end:
         room = f"{RESERVED_SPACE}={RESERVED_SPACE_VALUE}".encode()
         at = ctypes.string_at(env_start, env_end - env_start).find(room)
@@ -89,6 +98,32 @@ def show_process_as(words: Sequence[str], env: Mapping[str, str]) -> None:
             _write(env_start + at, len(room), [os.fsencode(word) for word in own])
 
 
-def _write(start: int, size: int, words: Sequence[bytes]) -> None:
+def _write(start: int, size: int, words: Sequence[bytes]) -> int:
+    """Write the words, padded to the size; return their length, with the last one's end."""
     text = b"\0".join(words)[: size - 1]
     ctypes.memmove(start, text.ljust(size, b"\0"), size)
+    return len(text) + 1
+
+
+class _MemoryMap(ctypes.Structure):
+    """`struct prctl_mm_map` of Linux."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in (*_MAP_FIELDS, "auxv")),
+        *((name, ctypes.c_uint32) for name in ("auxv_size", "exe_fd")),
+    ]
+
+
+def _set_end_of_arguments(fields: Sequence[bytes], end: int) -> None:
+    """End the visible command line there; else readers find empty arguments in the padding.
+
+    A kernel that refuses (built without CHECKPOINT_RESTORE) shows the padding. `fields` are those
+    of /proc/self/stat after the program's name.
+    """
+    values = {name: int(fields[index]) for name, index in _MAP_FIELDS.items() if index}
+    library = ctypes.CDLL(None)
+    library.sbrk.restype = ctypes.c_void_p
+    values.update(brk=library.sbrk(0), arg_end=end)
+    layout = _MemoryMap(**values, exe_fd=_SAME_PROGRAM)
+    pointer, size = ctypes.c_void_p(ctypes.addressof(layout)), ctypes.c_ulong(ctypes.sizeof(layout))
+    library.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), pointer, size, ctypes.c_ulong(0))

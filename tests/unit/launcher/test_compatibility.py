@@ -200,6 +200,27 @@ def start(launcher: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env={}, check=False)
 
 
+OPENING = {"open": 3, "read_text": 0, "write_text": 1}
+"""Functions that open a file as text, each with the position of its encoding."""
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *LIBRARY], ids=lambda path: path.name)
+def test_text_files_are_opened_with_an_encoding(path: Path) -> None:
+    """Else Python warns in the program's log, or raises an error, if its options say so."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    without = []
+    for call in calls:
+        name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
+        if name not in OPENING or ast.unparse(call.func) == "os.open":
+            continue
+        words = [ast.unparse(each) for each in call.args]
+        named = {each.arg for each in call.keywords}
+        is_binary = name == "open" and any(re.fullmatch(r"'[rwxa+]*b\+?'", word) for word in words)
+        if not (is_binary or "encoding" in named or len(words) > OPENING[name]):
+            without.append(ast.unparse(call))
+    assert without == []
+
+
 @pytest.mark.parametrize("options", [(), ("-O",), ("--check-hash-based-pycs", "always")], ids=str)
 def test_zipapp_is_run_from_bytecode_of_its_python(
     tmp_path: Path, options: tuple[str, ...]

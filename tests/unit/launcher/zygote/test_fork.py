@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from elasticjob_launcher.zygote.fork_requests import FORK_SECONDS, ForkedWorker, receive_worker
+from elasticjob_launcher.zygote.fork_safety import memory_maps
 
 
 @pytest.fixture
@@ -45,3 +49,13 @@ def test_failed_fork_reports_its_reason(ends: tuple[socket.socket, socket.socket
             tell.send(b"17 torch reports a bad fork")
         assert receive_worker(told, time.monotonic() + 60.0) == "torch reports a bad fork"
         assert receive_worker(told, time.monotonic() + 60.0) == "the standby could not fork"
+
+
+def test_mapped_files_may_have_any_name(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/libopenblas-\xff\xc2\x85.so"
+    with open(name, "w+b") as file:  # noqa: PTH123
+        file.write(b"text")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0):
+            assert any(line.endswith(os.fsdecode(name)) for line in memory_maps())
+    assert not any(line.endswith(os.fsdecode(name)) for line in memory_maps())
