@@ -345,7 +345,7 @@ class EtcdRegistry:
         """Wake jobs once etcd is readable again instead of at the end of their back-off."""
         while True:
             await etcd.waits.wait()
-            await etcd.cache.readable()
+            await etcd.cache.until_readable()
             etcd.waits.clear()
             waiting = set(etcd.waiting)
             etcd.waiting.clear()

@@ -152,7 +152,7 @@ class InformerCache:
             return False
         return True
 
-    async def readable(self) -> None:
+    async def until_readable(self) -> None:
         """Wait until etcd is readable."""
         async with self._advanced:
             await self._advanced.wait_for(lambda: self._known)

@@ -89,9 +89,7 @@ def manifest(
     )  # fmt: skip
 
 
-def undisturbed(
-    rig: LocalRig, factory: pytest.TempPathFactory, killed: str = ""
-) -> dict[int, str]:
+def undisturbed(rig: LocalRig, factory: pytest.TempPathFactory, killed: str = "") -> dict[int, str]:
     """Return the loss of each step of an undisturbed run, once for all of pytest's workers.
 
     Without `killed` the ranks have no state of their own.

@@ -385,7 +385,7 @@ def test_error_of_one_thread_leaves_no_snapshot(
             raise OSError(errno.EIO, "no")
         return real(fd, views, offset)
 
-    monkeypatch.setattr(part_files.os, "pwritev", fail_behind)
+    monkeypatch.setattr(os, "pwritev", fail_behind)
     with pytest.raises(OSError, match="no"):
         part_files.overwrite(tmp_path / "a", part(1), body(1), threads=True)
     assert held(tmp_path / "a") is None

@@ -292,7 +292,7 @@ def test_planned_stop_does_not_wait_for(
     stop = worker.snapshots._stop
     assert stop is not None
     stop._last = (3, now)
-    monkeypatch.setattr(stop_copy.time, "perf_counter", lambda: now + since)
+    monkeypatch.setattr(time, "perf_counter", lambda: now + since)
     waits: list[float] = []
     monkeypatch.setattr(stop, "_finish_step", waits.append)
     ask(memory, kind=kind, seconds=seconds)
@@ -311,7 +311,7 @@ def test_end_of_the_step_is_waited_for_before_the_speed_of_a_copy_is_known(
     assert stop is not None
     stop._size = 800_000_000
     stop._last = (3, 1000.0)
-    monkeypatch.setattr(stop_copy.time, "perf_counter", lambda: 1000.5)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.5)
     assert stop._left_of_step(5.0) == pytest.approx(1.0)
     stop._rates.append(400e6)  # measured: three times that is left for it
     assert stop._left_of_step(5.0) == 0.0
@@ -630,16 +630,16 @@ def test_large_own_state_is_not_held(memory: Path, monkeypatch: pytest.MonkeyPat
     assert (found.step, found.rank_state.numel()) == (4, 1000)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), TypeError("no type")])
+@pytest.mark.parametrize("kind", [OSError, TypeError])
 def test_own_state_that_cannot_be_written_leaves_the_last_snapshot(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    memory: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     training = Training()
     snapshots = started(training, every_steps=2)
     steps(training, snapshots, 1, 3, torch.arange(3))
 
     def fail(*_: object) -> None:
-        raise error
+        raise kind(errno.ENOSPC, "full")
 
     monkeypatch.setattr(MemoryBuffers, "commit_own", fail)
     steps(training, snapshots, 4, 5, torch.arange(3))
