@@ -111,7 +111,7 @@ def test_script_that_takes_the_ranks_from_its_workers_is_reported(rig: LocalRig)
     manifest = rig.manifest(command=["sh", "run.sh"], launch="PerWorker", nprocPerNode=2, nodes=1)
     ran = rig.call("run", manifest, "--plain", "--logs")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "elasticjob launcher: a script of the command: env -i keeps the variables" in ran.stdout
+    assert "a script of the command: env -i keeps the variables" in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_killed_workers_with_random_numbers_of_their_own_repeat_no_step(
 
 
 KILLING = """
-import functools, os, pathlib, runpy, sys
+import functools, os, pathlib, runpy, sys, time
 import torch
 from elasticjob import train
 
@@ -208,8 +208,14 @@ def cross_entropy(*arguments, **options):
     loss = real(*arguments, **options)
     calls.append(loss)
     print(f"rank {os.environ['RANK']} loss {loss.item()!r}", flush=True)
+    reached = pathlib.Path("reached")
     if kind == "kill" and len(calls) == 8 and not killed.exists():
-        if os.environ["RANK"] == "1":
+        if os.environ["RANK"] == "0":
+            reached.touch()  # its backward then waits for the other rank
+        else:
+            limit = time.monotonic() + 100
+            while not reached.exists() and time.monotonic() < limit:
+                time.sleep(0.01)
             killed.touch()
             os.kill(os.getpid(), 9)
     return loss

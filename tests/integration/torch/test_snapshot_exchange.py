@@ -20,7 +20,7 @@ def gang(name, nodes, last, storage=None):
     return forked_gang.gang(top, name, nodes, lambda rank, world: one(rank, last, storage))
 
 def one(rank, last, storage):
-    snapshots = Snapshots(storage, store_every=2, replicas=0)
+    snapshots = Snapshots(storage, every_steps=1, store_every=2, replicas=0)
     found = snapshots.restore()
     told = None
     if found is not None:

@@ -205,12 +205,17 @@ def test_worker_ends_with_launcher_and_survives_zygote(tmp_path: Path) -> None:
         launcher = parent_of(worker)
         zygote = next(p for p in children_of(launcher) if p != worker)
         os.kill(zygote, signal.SIGKILL)
-        # The standby is replaced; the next round is forked from it, maybe after a wait.
+        # The standby is replaced; a next round is forked from it, maybe after a round that waited.
         await soon(lambda: any(p not in (worker, zygote) for p in children_of(launcher)))
         assert Path(f"/proc/{worker}").exists()
         assert (await runtime.kill())[0].signal == signal.SIGKILL
-        started = await runtime.start(sys.executable, path)
-        assert started.warm or started.cold_reason.startswith("waited "), started.cold_reason
+        for _ in range(20):
+            started = await runtime.start(sys.executable, path)
+            if started.warm:
+                break
+            assert started.cold_reason.startswith("waited ")
+            await runtime.kill()
+        assert started.warm, started.cold_reason
         os.kill(launcher, signal.SIGKILL)
         await soon(lambda: not running(started.pids[0]))
 

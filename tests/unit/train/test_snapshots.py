@@ -203,7 +203,7 @@ def test_tied_weights_are_written_once_and_stay_tied(memory: Path) -> None:
 
 
 def test_newest_snapshot_of_a_killed_worker_is_restored(memory: Path) -> None:
-    snapshots = started()
+    snapshots = started(every_steps=1)
     assert [snapshots.save(step, {"x": step}, step * 10) for step in (1, 2, 3)] == [True] * 3
     found = Snapshots().restore()
     assert found is not None
