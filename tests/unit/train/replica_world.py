@@ -19,15 +19,12 @@ from elasticjob.train.agreement import (
     next_gang,
 )
 from elasticjob.train.replicas import Accepted, Generations, Member, State
+from tests.unit.train.simulated import Buffer, Violation, pair
 
 NODES = 4
 DOMAINS = (0, 0, 1, 1)
 ROUNDS = 8
 Actor = Iterator[None]
-
-
-class Violation(Exception):
-    """Broken invariant."""
 
 
 @dataclass
@@ -47,16 +44,6 @@ class Rules:
     names_the_confirmed: bool = True
     checks_the_content: bool = True
     erases_the_record: bool = True
-
-
-@dataclass
-class Buffer:
-    part: Part | None = None
-    content: Part | None = None
-
-
-def pair() -> list[Buffer]:
-    return [Buffer(), Buffer()]
 
 
 @dataclass

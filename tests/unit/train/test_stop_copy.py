@@ -67,6 +67,13 @@ def ask(
         return float(milliseconds) / 1000
 
 
+def asked(*arguments: Any) -> threading.Thread:
+    """Ask with these arguments in a thread; return that."""
+    asking = threading.Thread(target=ask, args=arguments)
+    asking.start()
+    return asking
+
+
 def restored() -> Any:
     found = Snapshots().restore()
     assert found is not None
@@ -171,8 +178,7 @@ def test_step_of_an_optimizer_waits_for_the_copy(
     expected = steps(training, snapshots, 1, 2)
     events, begins, ends = slow_copies(monkeypatch)
     training.backward()
-    asking = threading.Thread(target=ask, args=(memory,))
-    asking.start()
+    asking = asked(memory)
     assert begins.wait(PATIENCE_SECONDS)
     training.optimizer.step()
     events.append("stepped")
@@ -193,8 +199,7 @@ def test_stop_during_the_step_of_an_optimizer_waits_for_its_state(
     steps(training, snapshots, 1, 2)
     assert snapshots._stop is not None
     snapshots._stop.release()  # as the hook of the optimizer's step does
-    asking = threading.Thread(target=ask, args=(memory,))
-    asking.start()
+    asking = asked(memory)
     time.sleep(0.3)
     assert asking.is_alive()
     expected = steps(training, snapshots, 3, 3)
@@ -225,10 +230,7 @@ class Planned(NamedTuple):
     state: dict[str, Any]
 
     def asked(self, kind: int, seconds: float = 1000.0) -> threading.Thread:
-        """Ask in a thread; return that."""
-        asking = threading.Thread(target=ask, args=(self.memory, 0, kind, seconds))
-        asking.start()
-        return asking
+        return asked(self.memory, 0, kind, seconds)
 
 
 @pytest.fixture
@@ -409,8 +411,7 @@ def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
     snapshots = started(training)
     expected = steps(training, snapshots, 1, 2)
     events, begins, ends = slow_copies(monkeypatch)
-    asking = threading.Thread(target=ask, args=(memory,))
-    asking.start()
+    asking = asked(memory)
     assert begins.wait(PATIENCE_SECONDS)
     assert snapshots._stop is not None
     _finish(None, weakref.ref(snapshots._store), weakref.ref(snapshots._stop))
@@ -438,8 +439,7 @@ def test_regular_copy_in_progress_is_completed(
     monkeypatch.setattr(stop_copy, "COPY_SECONDS", PATIENCE_SECONDS)
     for step in (1, 2):
         snapshots.save(step, training.state, torch.zeros(1))
-    asking = threading.Thread(target=ask, args=(memory,))
-    asking.start()
+    asking = asked(memory)
     time.sleep(0.3)
     assert asking.is_alive()
     release.set()
