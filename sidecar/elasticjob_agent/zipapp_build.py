@@ -44,6 +44,7 @@ SHEBANG = b"#!/usr/bin/env python3\n"
 
 PACKAGES = ("elasticjob", "elasticjob_torchrun")
 """Packages for the training container; installed side by side."""
+_ABOUT = "elasticjob_torchrun-1.dist-info"
 DIST_INFO = {
     "METADATA": "Metadata-Version: 2.1\nName: elasticjob-torchrun\nVersion: 1\n",
     "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
@@ -65,15 +66,17 @@ def install(launcher: Path) -> None:
     build_zipapp(launcher)
     folder = launcher.parent / settings.LIBRARY
     packages = Path(elasticjob.__file__).parents[1]
-    for name in PACKAGES:
-        for path in (packages / name).rglob("*.py"):
-            target = folder / path.relative_to(packages)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _write_file(target, path.read_bytes())
-    about = folder / "elasticjob_torchrun-1.dist-info"
-    about.mkdir(exist_ok=True)
-    for name, text in DIST_INFO.items():
-        _write_file(about / name, text.encode())
+    files = {f"{_ABOUT}/{name}": text.encode() for name, text in DIST_INFO.items()}
+    for package in PACKAGES:
+        for path in (packages / package).rglob("*.py"):
+            files[path.relative_to(packages).as_posix()] = path.read_bytes()
+    # Only packages in a record are preloaded for warm starts.
+    record = f"{_ABOUT}/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in sorted([*files, record])).encode()
+    for name, content in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(target, content)
 
 
 def build_zipapp(target: Path) -> Path:
