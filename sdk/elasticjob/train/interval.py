@@ -21,7 +21,9 @@ PLAIN_STEPS = 20
 consecutive steps, another one is measured."""
 EARLY_GROWTH = 4
 """Largest factor from one interval to the next until `COSTS` costs are measured: a snapshot in each
-of the first steps would cost a large state several steps."""
+of the first steps would cost a large state several steps. With a state held for a copy at a stop, the
+interval after the first snapshot: nothing between two snapshots is lost then, so the others wait
+for as long as the first costs propose."""
 GROWTH = 100
 """Largest factor from one interval to the next: the time of a single short step is no measurement
 of the others."""
@@ -130,13 +132,22 @@ class Interval:
             self._plain.append(seconds / steps)
             self._since_plain = 0
 
-    def proposed(self, step: int, now: float, cost: Cost | None, spent: float = 0.0) -> int:
+    def proposed(
+        self,
+        step: int,
+        now: float,
+        cost: Cost | None,
+        spent: float = 0.0,
+        *,
+        is_held: bool = False,
+    ) -> int:
         """Return the steps until the snapshot after this one.
 
         Args:
             cost: cost of the last snapshot; None before the first.
             spent: share of the training time that is spent in each step, up to `HELD_SHARE` of the
                 largest.
+            is_held: True if each step is held for a copy at a stop.
         """
         steps, seconds = step - self._step, now - self._began
         self._step, self._began = step, now
@@ -147,12 +158,12 @@ class Interval:
         if cost is not None:
             self._costs.append(cost)
         if cost is None or steps < 1:
-            return self._known
+            return max(self._known, EARLY_GROWTH) if is_held else self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
         left = self._max_overhead - min(spent, self._max_overhead * HELD_SHARE)
         is_early = len(self._costs) < COSTS
-        growth = EARLY_GROWTH if is_early else GROWTH
+        growth = EARLY_GROWTH if is_early and not is_held else GROWTH
         found = min(steps_within(left, median, step_seconds), growth * steps)
         if is_early:
             return max(found, self._known)

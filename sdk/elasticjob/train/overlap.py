@@ -239,7 +239,7 @@ class Pace:
         """Record the time that a snapshot took in `save`."""
         self._cost = seconds
 
-    def proposed(self, step: int, spent: float) -> int:
+    def proposed(self, step: int, spent: float, *, is_held: bool) -> int:
         """Return the steps until the snapshot after this one, as `Interval` does.
 
         The last snapshot must be complete.
@@ -248,7 +248,7 @@ class Pace:
         if self._cost is not None:
             waited, copied = self._overlap.spent_seconds() if self._overlap else (0.0, 0.0)
             cost = Cost(self._cost + waited, self._cost, copied)
-        return self._interval.proposed(step, time.monotonic(), cost, spent)
+        return self._interval.proposed(step, time.monotonic(), cost, spent, is_held=is_held)
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -554,7 +554,8 @@ class Snapshots:
         ranks have that one, and may overwrite the one before.
         """
         stop, step = self._stop, call[0]
-        steps = self._pace.proposed(step, 0.0 if stop is None else stop.share)
+        is_held, share = (False, 0.0) if stop is None else (stop.is_on, stop.share)
+        steps = self._pace.proposed(step, share, is_held=is_held)
         replication, begins = self._replication, False
         store = self._store
         store_due = store.is_due(step)

@@ -467,8 +467,17 @@ def test_interval_keeps_the_overhead_below_its_share() -> None:
     assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, taken) > 20
 
 
-def test_interval_of_an_expensive_snapshot_grows_while_the_costs_are_measured() -> None:
-    """Or else each of the first steps would take such a snapshot."""
+@pytest.mark.parametrize(
+    ("is_held", "expected"),
+    [(False, [1, 2, 6, 22, 72, 122]), (True, [1, 5, 55, 105, 155, 205])],
+)
+def test_interval_of_an_expensive_snapshot_grows_while_the_costs_are_measured(
+    is_held: bool, expected: list[int]
+) -> None:
+    """Or else each of the first steps would take such a snapshot.
+
+    If the steps are held for a copy at a stop, the first measured cost sets the interval.
+    """
     interval = Interval(None, None, 0.01)
     interval.start(0, 0.0)
     step, now, taken = 0, 0.0, []
@@ -479,8 +488,8 @@ def test_interval_of_an_expensive_snapshot_grows_while_the_costs_are_measured() 
             taken.append(step)
             now += 0.5  # 1 % of 50 steps
             cost = Cost(0.5, 0.5) if len(taken) > 1 else None
-            next_step = step + interval.proposed(step, now, cost)
-    assert taken[: COSTS + 1] == [1, 2, 6, 22, 72, 122]
+            next_step = step + interval.proposed(step, now, cost, is_held=is_held)
+    assert taken[: COSTS + 1] == expected
 
 
 def test_interval_of_expensive_steps_is_one() -> None:
