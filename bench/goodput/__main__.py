@@ -11,10 +11,11 @@ and so do the victims; a killed or drained node is replaced after two seconds:
 
 The numbers and a plot of the steps over time go to build/bench/goodput.json and goodput.png. The
 packages of the compared systems are in an environment of their own. A full run takes five hours:
-`--length 90 --intervals 30 --models 8MB` takes a quarter of an hour. With `--add` a call measures a
-part: its runs go to those in goodput.json, each with the undisturbed run of its own part. With
-`--cores N` the runs go side by side, each on N processor cores of its own: on 16 cores with
-`--cores 2` all systems of a model take as long as one.
+`--length 90 --intervals 30 --models 8MB` takes a quarter of an hour. With the interval 0 there are
+no faults: 1 less the goodput is the overhead of a system. With `--add` a call measures a part: its
+runs go to those in goodput.json, each with the undisturbed run of its own part. With `--cores N`
+the runs go side by side, each on N processor cores of its own: on 16 cores with `--cores 2` all
+systems of a model take as long as one.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Run:
 
     Args:
         faults: time and kind of each fault.
-        interval: seconds between two faults; None without faults.
+        interval: seconds between two faults; 0 without faults, None for the run that all are
+            compared with.
         part: time at which its model's runs began, the first of which was undisturbed.
     """
 
@@ -144,7 +146,7 @@ def _disturbed(
     nodes: Gang, start: float, run: Run, kinds: Sequence[str]
 ) -> Iterator[tuple[float, str]]:
     """Inject the faults until the end of the run; yield each with its time."""
-    times = fault_times(run.seconds, run.interval) if run.interval is not None else []
+    times = fault_times(run.seconds, run.interval or 0.0)
     for number, seconds in enumerate(times):
         _sleep_until(start + seconds)
         kind = kinds[number % len(kinds)]
@@ -257,7 +259,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=names, default=names)
     parser.add_argument("--models", nargs="+", choices=list(WIDTHS), default=list(WIDTHS))
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
-    parser.add_argument("--intervals", nargs="+", type=float, default=[30.0, 120.0], metavar="S")
+    parser.add_argument(
+        "--intervals",
+        nargs="+",
+        type=float,
+        default=[30.0, 120.0],
+        metavar="S",
+        help="seconds between two faults; 0 for none (30 120)",
+    )
     parser.add_argument("--length", type=float, default=600.0, help="seconds of each run (600)")
     parser.add_argument("--nodes", type=int, default=2, help="one worker each (2)")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="minimum (0.05)")
@@ -273,6 +282,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if max(options.intervals) > options.length:
         parser.error(f"--length must be at least the longest interval, {max(options.intervals):g}")
+    if min(options.intervals) < 0:
+        parser.error("--intervals must not be negative")
     available = len(os.sched_getaffinity(0))
     if options.cores is not None and not 1 <= options.cores <= available:
         parser.error(f"--cores must be from 1 to {available}, the cores of this process")

@@ -76,5 +76,7 @@ def curve(steps: Iterable[Step], start: float, end: float, points: int) -> list[
 
 
 def fault_times(length: float, interval: float) -> list[float]:
-    """Return the seconds of the faults: one in the middle of each full interval."""
+    """Return the seconds of the faults: one in the middle of each full interval; 0 for none."""
+    if not interval:
+        return []
     return [interval * (number + 0.5) for number in range(int(length // interval))]

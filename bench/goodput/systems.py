@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from bench.settings import (
     ProgramMissing,
     child_environment,
 )
+from elasticjob_agent.zipapp_build import install
+from elasticjob_launcher.settings import library_beside
 
 SCRIPT = REPOSITORY / "bench" / "peers" / "trainee.py"
 UNDISTURBED = "torchrun-c10d"
@@ -112,15 +115,16 @@ def prepared(system: System, interpreter: Path | None, log: Path) -> Iterator[Sy
     """Yield the system with its interpreter, and with a running lighthouse if it needs one."""
     made = dataclasses.replace(system, interpreter=interpreter or system.interpreter)
     with contextlib.ExitStack() as stack:
-        environment = {"PYTHONPATH": _path(), "PYTHONWARNINGS": "ignore", **system.environment}
+        path = f"{child_environment()['PYTHONPATH']}:{REPOSITORY}"
+        if system.ours:  # the library as in a pod, where it is an installed package
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elasticjob-bench-"))
+            install(Path(folder) / "launcher.pyz")
+            path = f"{library_beside(f'{folder}/launcher.pyz')}:{path}"
+        environment = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **system.environment}
         if system.saves == "torchft":
             lighthouse = stack.enter_context(_lighthouse(made.interpreter.parent, log))
             environment["TORCHFT_LIGHTHOUSE"] = lighthouse
         yield dataclasses.replace(made, environment=environment)
-
-
-def _path() -> str:
-    return f"{child_environment()['PYTHONPATH']}:{REPOSITORY}"
 
 
 @contextlib.contextmanager

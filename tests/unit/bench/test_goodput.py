@@ -68,6 +68,7 @@ def test_faults_leave_half_an_interval_to_recover(
     length: float, interval: float, times: list[float]
 ) -> None:
     assert fault_times(length, interval) == times
+    assert fault_times(length, 0.0) == []
 
 
 def test_incomplete_record_of_a_killed_worker_is_left_out(tmp_path: Path) -> None:
@@ -113,6 +114,14 @@ def written(path: Path, runs: list[Run], settings: dict[str, Any]) -> list[Run]:
     return read_parts(path, settings)
 
 
+def test_run_without_faults_has_the_overhead() -> None:
+    base = Run(BASELINE, "8MB", None, 60.0, work=Work(1000, 1000, 1.0, 0.1))
+    ours = Run("elasticjob-snapshots", "8MB", 0.0, 60.0, work=Work(992, 992, 1.0, 0.1))
+    found = results([base, ours])
+    assert found["goodput"] == {"elasticjob-snapshots/8MB/0s": 0.992}
+    assert parse(["--intervals", "0"]).intervals == [0.0]
+
+
 def test_parts_are_added_each_with_its_own_undisturbed_run(tmp_path: Path) -> None:
     settings = settings_of(parse(["--length", "120"]))
     path = tmp_path / "goodput.json"
@@ -151,6 +160,9 @@ def test_length_shorter_than_an_interval_is_refused(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         parse(["--length", "60"])
     assert "--length must be at least the longest interval, 120" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--intervals", "0", "-1"])
+    assert "--intervals must not be negative" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
