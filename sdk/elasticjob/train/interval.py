@@ -21,9 +21,9 @@ PLAIN_STEPS = 20
 consecutive steps, another one is measured."""
 EARLY_GROWTH = 4
 """Largest factor from one interval to the next until `COSTS` costs are measured: a snapshot in each
-of the first steps would cost a large state several steps. With a state held for a copy at a stop, the
-interval after the first snapshot: nothing between two snapshots is lost then, so the others wait
-for as long as the first costs propose."""
+of the first steps would cost a large state several steps. With a state held for a copy at a stop it
+is the interval after the first snapshot: nothing between two of them is lost then, so the others
+follow as the first costs propose."""
 GROWTH = 100
 """Largest factor from one interval to the next: the time of a single short step is no measurement
 of the others."""
