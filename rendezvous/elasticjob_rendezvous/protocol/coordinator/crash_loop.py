@@ -164,8 +164,10 @@ def _explained_loss(cause: Cause, streak: Streak) -> Cause:
     seconds = return_seconds(streak)
     if not seconds:
         return cause
-    text = f"cut off before the first step, the {_ordinal(streak.cuts + 1)} time in a row; "
-    text += f"backing off {seconds:g} s"
+    text = (
+        f"cut off before the first step, the {_ordinal(streak.cuts + 1)} time in a row: too little "
+        f"processor time, or no network; backing off {seconds:g} s"
+    )
     reasons = (*reasons_of(cause), text)
     return cause_with_reasons(cause.kind, cause.members, reasons, cause.urgent)
 

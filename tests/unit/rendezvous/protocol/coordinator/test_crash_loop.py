@@ -296,7 +296,10 @@ def test_third_loss_of_a_member_holds_the_round_that_needs_it_back() -> None:
     job = lost_again(cuts=1)
     current = job.current()
     assert (current.streak.cuts, current.streak.lost) == (2, (identity("b"),))
-    text = "cut off before the first step, the third time in a row; backing off 1 s"
+    text = (
+        "cut off before the first step, the third time in a row: too little processor time, or no "
+        "network; backing off 1 s"
+    )
     assert (current.cause.detail, current.cause.reasons) == (text, (text,))
     job.idle().later(0.9).idle()
     assert job.later(0.1).act().state is RoundState.FROZEN
@@ -372,8 +375,8 @@ def test_abort_that_a_cut_off_explains_counts_as_cut_off() -> None:
     current = job.change("b", session="s2").act()
     assert (current.streak.cuts, current.charged, current.pending) == (3, (), ())
     assert current.cause.reasons[-1] == "PeersAborted"
-    assert "the 4th time" not in current.cause.detail
-    assert "the fourth time in a row; backing off 2 s" in current.cause.detail
+    assert "the fourth time in a row: " in current.cause.detail
+    assert "backing off 2 s; its peers' collectives broke" in current.cause.detail
 
 
 def test_steps_of_an_ended_round_are_known_from_reports_after_it() -> None:
