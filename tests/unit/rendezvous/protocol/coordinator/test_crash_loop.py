@@ -14,6 +14,7 @@ from elasticjob_rendezvous.protocol.coordinator.crash_loop import (
     after_failure,
     pause_seconds,
 )
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -266,3 +267,138 @@ def test_corrected_cause_names_the_back_off_of_a_charged_round(
     detail = crash_loop.put_right(current, [first, known]).detail
     assert detail.startswith("rank 0 on b ended with exit code 1: boom")
     assert ("backing off 2 s" in detail) is pauses
+
+
+# -- members that are cut off repeatedly ----------------------------------------------
+
+
+def lost_again(*, cuts: int, lost: tuple[str, ...] = ("b",), **bounds: Any) -> Job:
+    """Return a job that lost b in round 1, after `cuts` such rounds; b is back and round 2 open."""
+    ids = tuple(identity(name) for name in lost)
+    job = Job("a", "b", "c", **{"min_nodes": 3, "max_nodes": 3, **bounds})
+    job.sealed("a", "b", "c", streak=Streak(cuts=cuts, lost=ids)).idle().later(5)
+    job.gone("b", proven=True).act()
+    for name in "ac":
+        job.change(name, state=MemberState.WAITING, round=1)
+    return job.member("b", session="s2", round=1)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "seconds"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (8, 60), (900, 60)]
+)
+def test_back_off_of_members_that_are_cut_off_doubles_up_to_a_minute(
+    cuts: int, seconds: float
+) -> None:
+    assert crash_loop.return_seconds(Streak(cuts=cuts)) == seconds
+
+
+def test_third_loss_of_a_member_holds_the_round_that_needs_it_back() -> None:
+    job = lost_again(cuts=1)
+    current = job.current()
+    assert (current.streak.cuts, current.streak.lost) == (2, (identity("b"),))
+    text = (
+        "cut off before the first step, the third time in a row: too little processor time, or no "
+        "network; backing off 1 s"
+    )
+    assert (current.cause.detail, current.cause.reasons) == (text, (text,))
+    job.idle().later(0.9).idle()
+    assert job.later(0.1).act().state is RoundState.FROZEN
+
+
+def test_back_off_of_a_member_is_part_of_the_costs_of_its_round() -> None:
+    job = lost_again(cuts=2).idle().later(2)
+    current = job.act()
+    stored = job.view().round
+    assert stored is not None
+    job.decide()
+    for id in current.ids:
+        job.change(id.removeprefix("id-"), confirmed=stored.modified)
+    job.act()
+    history = job.read(History, KEYS.history(2))
+    assert (history.backoff_ms, history.join_ms) == (2000, 0)
+
+
+def test_others_train_at_once_without_a_member_that_is_cut_off_repeatedly() -> None:
+    current = lost_again(cuts=5, min_nodes=2).act()
+    assert (current.state, current.ids) == (RoundState.FROZEN, (identity("a"), identity("c")))
+
+
+@pytest.mark.parametrize(("seconds", "joins"), [(3.9, False), (4.0, True)])
+def test_member_that_was_cut_off_joins_after_its_back_off(seconds: float, joins: bool) -> None:
+    job = Job("a", "b", min_nodes=1, max_nodes=2, settle_seconds=0)
+    streak = Streak(cuts=4, lost=(identity("b"),))
+    job.sealed("a", streak=streak).change("b", session="s2").idle().later(seconds)
+    if joins:
+        assert job.act().cause.kind is CauseKind.JOIN
+    else:
+        job.idle()
+
+
+@pytest.mark.parametrize("lost", [(), ("c",)], ids=["first loss", "loss of another member"])
+def test_first_loss_of_a_member_has_no_back_off(lost: tuple[str, ...]) -> None:
+    """Neither during the back-off of others: that is over once they are in a round."""
+    job = lost_again(cuts=1, lost=lost)
+    current = job.current()
+    assert current.streak.cuts == 1
+    assert set(current.streak.lost) == {identity(name) for name in (*lost, "b")}
+    assert current.cause.detail == ""
+    assert job.act().state is RoundState.FROZEN
+
+
+@pytest.mark.parametrize("end", ["a step", "a minute"])
+def test_training_ends_a_row_of_cut_offs(end: str) -> None:
+    job = Job("z", "a", "b", min_nodes=2, max_nodes=2)
+    job.sealed("a", "b", streak=Streak(cuts=7, lost=(identity("b"),))).idle()
+    if end == "a step":
+        job.change("a", step=3).later(1)
+    else:
+        job.later(60)
+    streak = job.gone("b", proven=True).act().streak
+    assert (streak.cuts, streak.lost) == (0, ())
+
+
+def test_failure_after_a_step_ends_a_row_of_cut_offs() -> None:
+    streak = after_failure(Streak(cuts=3, lost=("b",)), [a_failure("a", step=4)], Life(1.0))
+    assert (streak.cuts, streak.lost) == (0, ())
+
+
+def test_failure_before_a_step_keeps_a_row_of_cut_offs() -> None:
+    streak = after_failure(Streak(cuts=3, lost=("b",)), [a_failure("a")], Life(1.0))
+    assert streak == Streak(row=1, cuts=3, lost=("b",))
+
+
+def test_abort_that_a_cut_off_explains_counts_as_cut_off() -> None:
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(cuts=2, lost=(identity("b"),))).idle().later(5)
+    current = job.failure("a", kind=ABORT).act()
+    assert (current.streak.cuts, current.pending) == (2, (1,))
+    current = job.change("b", session="s2").act()
+    assert (current.streak.cuts, current.charged, current.pending) == (3, (), ())
+    assert current.cause.reasons[-1] == "PeersAborted"
+    assert "the fourth time in a row: " in current.cause.detail
+    assert "backing off 2 s; its peers' collectives broke" in current.cause.detail
+
+
+def test_steps_of_an_ended_round_are_known_from_reports_after_it() -> None:
+    """A new coordinator did not observe the round itself."""
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(cuts=2, lost=(identity("b"),))).idle().later(5)
+    job.failure("a", kind=ABORT).act()
+    job.change("a", ended_round=1, ended_step=9)
+    streak = job.change("b", session="s2").act().streak
+    assert (streak.cuts, streak.lost) == (2, (identity("b"),))
+
+
+def test_members_noted_as_lost_are_limited() -> None:
+    names = [f"m{number}" for number in range(40)]
+    job = Job("z", *names, max_nodes=40)
+    job.sealed(*names, streak=Streak(lost=("old",))).idle().later(1)
+    lost = job.gone(*names[:30], proven=True).act().streak.lost
+    assert len(lost) == crash_loop.MAX_LOST
+    assert "old" not in lost
+
+
+def test_streak_of_an_earlier_release_has_no_cut_offs() -> None:
+    stored = decode(Streak, "round", b'{"row":2,"step":5,"times":1}')
+    assert stored == Streak(2, 5, 1, 0, ())
+    assert encode(stored) == b'{"row":2,"step":5,"times":1}'
