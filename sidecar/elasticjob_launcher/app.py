@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
-from elasticjob_launcher.processes.command_process import TORCHRUN_WORKERS
+from elasticjob_launcher.processes.command_process import TORCHRUN_WORKERS, own_defaults
 from elasticjob_launcher.processes.node_command import NodeCommand
 from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
@@ -257,7 +257,7 @@ class Launcher:
             return
         if self._workers.running_round is not None:
             raise WireError("the command cannot run for the node: workers run")
-        self._write_note(request.env)
+        self._write_note({**request.env, **own_defaults(self._env)})
         path = torchrun_socket(self._settings.socket_path)
         try:
             check_socket_path(path)

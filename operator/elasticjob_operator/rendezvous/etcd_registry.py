@@ -179,8 +179,9 @@ class EtcdRegistry:
             held = await self._secret(namespace, secret) if secret else {}
             found = self._named.get(place)
             if found is None or found.held != held:
-                found = self._restarted(place, self._foreign(list(wanted.endpoints), held))
-                await found.cache.reached(0, FIRST_READ_SECONDS)
+                started = self._restarted(place, self._foreign(list(wanted.endpoints), held))
+                await started.cache.reached(0, FIRST_READ_SECONDS)
+                found = self._named[place]  # another reconcile may have replaced it
         found.await_readable(namespace, uid)
         await _check_records(job, found, self._kube)
         return EtcdSource(found, self._kube, namespace, uid)

@@ -162,9 +162,7 @@ def _passes(words: tuple[str, ...]) -> bool:
     name, end = file_name(words[0]), _end_of_own(words)
     if end is None or name in ("exec", "su", "runuser"):
         return False
-    before_program = words[end : end + 1]
-    is_program = name != "env" and not _starts_command(words[end + 1 :])
-    if any(map(_may_pass, words, words[1:end] if is_program else (*words[1:end], *before_program))):
+    if name in _SETTING and any(map(_may_be_options, _candidates(name, words, end))):
         return True
     for word in words[1:end]:
         option, _, value = word.partition("=")
@@ -177,11 +175,28 @@ def _passes(words: tuple[str, ...]) -> bool:
     return False
 
 
+def _candidates(name: str, words: tuple[str, ...], end: int) -> tuple[str, ...]:
+    """Return the words of a wrapper that need be neither its program nor the value of an option."""
+    is_program = name != "env" and not _starts_command(words[end + 1 :])
+    if is_program or _is_known(words[end:] or ("",)):
+        return ()
+    return (*(words[1:end] if name in _OF_IMAGES else ()), *words[end : end + 1])
+
+
+def _may_be_options(word: str) -> bool:
+    """Return True if the shell computes a word that is no path, such as `$VENV/bin/accelerate`."""
+    return _is_computed(word) and not re.fullmatch(r".*/[\w.+-]+", word, re.DOTALL)
+
+
 def _starts_command(words: tuple[str, ...]) -> bool:
     """Return True if the words before these can't be the program: options, or Python, follow."""
     return bool(words) and (words[0].startswith("-") or _is_known(words))
 
 
+_OF_IMAGES = ("apptainer", "singularity")
+"""Wrappers with an image before their program, in whose place a word may be options."""
+_SETTING = frozenset({"env", "sudo", "doas", *_OF_IMAGES, "micromamba", "nsys", "strace"})
+"""Wrappers whose words can set variables; a computed one of another, as of timeout, can't."""
 _CONTAINERS = frozenset({"-e", "--cleanenv", "-C", "--containall"})
 _OPTIONS: Mapping[str, frozenset[str]] = {
     "setpriv": frozenset({"--reset-env"}),
@@ -192,13 +207,6 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
 """Options with which a wrapper begins an environment of its own."""
 _SUDO_VALUED = "CDghprRtTuU"
 """Letters of options of sudo that have a value."""
-
-
-def _may_pass(before: str, word: str) -> bool:
-    """Return True if the shell computes a word that may be variables to keep, rather than the value
-    of an option."""
-    is_value = before.startswith("-") and before[-1] in f"{_SUDO_VALUED}a"
-    return _is_computed(word) and not is_value
 
 
 def _is_computed(word: str) -> bool:

@@ -29,6 +29,11 @@ OWN_DEFAULTS = (
 """Variables whose value in the container takes precedence."""
 
 
+def own_defaults(base_env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the container that take precedence over those of the command."""
+    return {name: base_env[name] for name in OWN_DEFAULTS if name in base_env}
+
+
 class Ended(NamedTuple):
     """End of the command."""
 
@@ -66,7 +71,7 @@ class CommandProcess:
         self._spawn = spawn
         self._argv = argv
         self._env = {**base_env, **_framework_variables(argv, base_env, env), **env}
-        self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
+        self._env.update(own_defaults(base_env))
         added = node_variables(argv, self._env)
         self._env.update(added)
         if added:

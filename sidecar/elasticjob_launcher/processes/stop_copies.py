@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.processes.process_info import has_handler
 
 SOCKET = "asked-"
 """Prefix of a worker's socket, before its local rank."""
@@ -41,7 +43,8 @@ class StopCopies:
         local_ranks: workers to ask.
         done: called once no worker copies any more; not during this call, nor after `close`.
         limit: maximum seconds of the wait, at most `COPY_SECONDS`.
-        kind: kind of the request.
+        kind: kind of the request. No worker ends its step if one that listens, which may be behind
+            a shell or another wrapper, has a handler of SIGTERM: it gets the signal at once.
     """
 
     def __init__(
@@ -58,16 +61,20 @@ class StopCopies:
         self._done = done
         limit = min(limit, COPY_SECONDS)
         self._deadline = time.monotonic() + limit
-        request = REQUEST.pack(MAGIC, kind, int(limit * 1000))
         self._links: dict[int, socket.socket] = {}
         self._timers: dict[int, Timer] = {}
         self._answered: set[int] = set()
-        for rank in local_ranks if folder else ():
-            link = _connected(folder, rank, request)
-            if link is not None:
+        found = {rank: _connected(folder, rank) for rank in local_ranks if folder}
+        links = {rank: link for rank, link in found.items() if link is not None}
+        skips = kind == END_STEP and any(map(_handles_sigterm, links.values()))
+        request = REQUEST.pack(MAGIC, kind, 0 if skips else int(limit * 1000))
+        for rank, link in links.items():
+            if _sent(link, request) and not skips:
                 self._links[rank] = link
                 loop.watch(link.fileno(), partial(self._received, rank))
                 self._end_after(rank, ANSWER_SECONDS)
+            else:
+                link.close()
 
     @property
     def pending(self) -> bool:
@@ -126,10 +133,28 @@ class StopCopies:
         link.close()
 
 
-def _connected(folder: str, local_rank: int, request: bytes) -> socket.socket | None:
-    """Return a connection to a worker, with the request.
+_CREDENTIALS = struct.Struct("3i")
+"""`struct ucred` of Linux: pid, user and group of the process that listens."""
 
-    None if the worker does not listen, or no descriptor is left.
+
+def _handles_sigterm(link: socket.socket) -> bool:
+    try:
+        found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return False
+    return has_handler(_CREDENTIALS.unpack(found)[0], signal.SIGTERM)
+
+
+def _sent(link: socket.socket, request: bytes) -> bool:
+    try:
+        link.sendall(request)  # fits the buffer of a new connection
+    except OSError:
+        return False
+    return True
+
+
+def _connected(folder: str, local_rank: int) -> socket.socket | None:
+    """Return a connection to a worker; None if it does not listen, or no descriptor is left.
 
     The path goes through a descriptor of the folder: the length of a socket's path is limited.
     """
@@ -141,7 +166,6 @@ def _connected(folder: str, local_rank: int, request: bytes) -> socket.socket | 
         link.setblocking(False)
         with _opened(folder) as held:
             link.connect(f"/proc/self/fd/{held}/{SOCKET}{local_rank}")
-        link.sendall(request)  # fits the buffer of a new connection
     except (OSError, ValueError):
         link.close()
         return None

@@ -123,7 +123,11 @@ def _set_end_of_arguments(fields: Sequence[bytes], end: int) -> None:
     values = {name: int(fields[index]) for name, index in _MAP_FIELDS.items() if index}
     library = ctypes.CDLL(None)
     library.sbrk.restype = ctypes.c_void_p
-    values.update(brk=library.sbrk(0), arg_end=end)
+    values["arg_end"] = end
     layout = _MemoryMap(**values, exe_fd=_SAME_PROGRAM)
     pointer, size = ctypes.c_void_p(ctypes.addressof(layout)), ctypes.c_ulong(ctypes.sizeof(layout))
-    library.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), pointer, size, ctypes.c_ulong(0))
+    prctl = library.prctl
+    request = _PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), pointer, size, ctypes.c_ulong(0)
+    # Read last: with an end from before an allocation, each later extension of the heap fails.
+    layout.brk = library.sbrk(0)
+    prctl(*request)

@@ -110,6 +110,23 @@ async def joined(launcher: LauncherProcess, orphan_seconds: float = 30.0):
     return runtime, events, hello, workers
 
 
+@pytest.mark.parametrize(("own", "notes"), [("1", 0), ("2", 1)])
+def test_cleared_environment_is_reported_by_the_container_s_number_of_workers(
+    start_launcher: StartLauncher, own: str, notes: int
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher(
+            command=("env", "-i", sys.executable, "train.py"), PET_NPROC_PER_NODE=own
+        )
+        env = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3" if own == "1" else "1"}
+        runtime = launcher.runtime(command=NodeCommand(env, "", 0))
+        await workers_of(runtime)
+        await runtime.aclose()
+        assert launcher.stderr.read_text().count("env -i keeps the variables") == notes
+
+    asyncio.run(scenario())
+
+
 def test_values_of_the_container_take_precedence(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:

@@ -286,6 +286,23 @@ def test_stop_without_copies_gives_the_script_its_whole_grace_period(
     assert not (tmp_path / "asked-0").exists()
 
 
+@pytest.mark.parametrize("line", ['"$@"; exit $?', 'python() { "$@"; }; python "$@" & wait'])
+def test_handler_behind_a_shell_gets_its_whole_grace_period(
+    start_launcher: StartLauncher, tmp_path: Path, line: str
+) -> None:
+    """The order in which the signals end the shell and its child does not matter."""
+
+    async def leave(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 60, copies=False)
+        await soon(lambda: any(tmp_path.glob("terminated*")))
+
+    requested = REQUESTED.format() + "time.sleep(1000)"
+    behind = ("bash", "-c", line, "-", *worker(tmp_path, 0, HANDLES, requested))
+    run(start_launcher, tmp_path, [behind], leave)
+    assert not (tmp_path / "EJSC-2-30000").exists()
+    assert not list(tmp_path.glob("EJSC-2-[1-9]*"))
+
+
 def test_stop_without_grace_period_ends_a_graceful_one_during_a_copy(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
