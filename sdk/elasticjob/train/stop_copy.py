@@ -24,6 +24,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticjob import train
 from elasticjob.train.codec import encode
 from elasticjob.train.interval import HELD_SHARE
 from elasticjob.train.part_files import StateChanged, opened
@@ -130,6 +131,7 @@ class StopCopy:
         self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
+        self._saved_step = -1  # of the last call of `save` that has held its state, or failed to
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._is_stopping = False
         """True while the end of the step is waited for: `save` then does not return."""
@@ -151,9 +153,10 @@ class StopCopy:
     def start(self, is_on: bool) -> None:
         """Begin after a restore, in which the ranks have agreed to hold, or not."""
         self.release()
-        self.is_on = is_on
+        self._switch(is_on)
         self._is_refused, self._rounds_off = False, 0
         self._held_steps = 0
+        self._saved_step = -1
         self._costs.clear()
         self._steps.clear()
         self._between.clear()
@@ -176,7 +179,14 @@ class StopCopy:
             self.release()
         if is_on and not self.is_on:
             self._held_steps = 0
+        self._switch(is_on)
+
+    def _switch(self, is_on: bool) -> None:
+        """Hold or not; a stop then waits for no further state."""
         self.is_on = is_on
+        if self._pid == os.getpid():  # in a fork the lock may stay held
+            with self._changed:
+                self._changed.notify_all()
 
     @property
     def is_measured(self) -> bool:
@@ -238,7 +248,7 @@ class StopCopy:
             self._is_refused = True
         self._costs.append(time.perf_counter() - began)
         with self._changed:
-            self._held = held
+            self._held, self._saved_step = held, part.version.step
             self._changed.notify_all()
             if self._is_stopping and self._pid == os.getpid():
                 self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
@@ -316,10 +326,10 @@ class StopCopy:
             return
         link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
         try:
-            if left:
-                self._finish_step(left)
+            is_finished = bool(left) and self._finish_step(left)
             if kind != END_STEP:
-                self.commit(seconds, min(seconds, self._patience()))
+                # The step that has ended is held already, or cannot be.
+                self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
         finally:
             with self._changed:
                 self._is_stopping = False
@@ -328,10 +338,12 @@ class StopCopy:
     def _left_of_step(self, most: float) -> float:
         """Return the maximum wait for the end of the step; 0 to lose it.
 
+        After a requested save no further step begins.
+
         Args:
             most: seconds in which the copy must be complete too.
         """
-        if self._last is None or not self._steps:
+        if self._last is None or not self._steps or train.link().awaits_stop:
             return 0.0
         usual, since = statistics.median(self._steps), time.perf_counter() - self._last[1]
         left = LATE_SHARE * usual - since
@@ -340,19 +352,15 @@ class StopCopy:
         is_worth_it = usual >= LONG_STEP_SECONDS and since >= BEGUN_SHARE * usual
         return max(0.0, left) if is_within and is_worth_it else 0.0
 
-    def _finish_step(self, seconds: float) -> None:
-        """Wait for the next `save`, which then waits until the state is copied."""
-        if self._last is None:
-            return
-        step = self._last[0]
+    def _finish_step(self, seconds: float) -> bool:
+        """Wait for the next `save`, which then waits until the state is copied.
 
-        def is_finished() -> bool:
-            held = self._held
-            return not self.is_on or (held is not None and held.part.version.step > step)
-
+        Returns True if the step has ended; not if the ranks hold no more, or the time is over.
+        """
         with self._changed:
-            self._is_stopping = True
-            self._changed.wait_for(is_finished, seconds)
+            step, self._is_stopping = self._saved_step, True
+            self._changed.wait_for(lambda: self._saved_step > step or not self.is_on, seconds)
+            return self._saved_step > step
 
     def _patience(self) -> float:
         """Return the maximum wait for the end of a step whose optimizers are at work.
@@ -416,7 +424,7 @@ class StopCopy:
     def close(self) -> None:
         """End the copies of this object."""
         self.release()
-        self.is_on = False
+        self._switch(False)
         if self._listener is not None:
             self._listener()
         self._pid = 0

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elasticjob.train import Snapshots, buffers, part_files, stop_copy
+from elasticjob.train import Link, Snapshots, buffers, part_files, stop_copy
 from elasticjob.train.agreement import (
     SHARED,
     Offer,
@@ -302,6 +302,71 @@ def test_planned_stop_does_not_wait_for(
     found = Snapshots().restore()
     assert (found is None) == (kind == stop_copies.END_STEP)
     assert found is None or found.step == 3
+
+
+@pytest.mark.parametrize("kind", [stop_copies.COPY_AFTER_STEP, stop_copies.END_STEP])
+def test_worker_past_a_requested_save_ends_no_step(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """It waits for the stop and makes no further step."""
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    assert stop._left_of_step(1000.0)
+    monkeypatch.setattr(Link, "awaits_stop", True)
+    ask(memory, kind=kind, seconds=1000.0)
+    found = Snapshots().restore()
+    assert (found is None) == (kind == stop_copies.END_STEP)
+
+
+@pytest.mark.parametrize("ends", ["agreed", "close"])
+def test_wait_for_a_step_ends_once_the_ranks_hold_no_more(
+    memory: Path, long_steps: float, ends: str
+) -> None:
+    """No `save` holds the state of the step then."""
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    finished: list[bool] = []
+    waiting = threading.Thread(target=lambda: finished.append(stop._finish_step(long_steps)))
+    waiting.start()
+    until(lambda: stop._is_stopping)
+    if ends == "close":
+        stop.close()
+    else:
+        stop.agreed(False)
+    waiting.join(PATIENCE_SECONDS)
+    assert finished == [False]
+
+
+def test_step_counts_as_ended_only_after_its_save(memory: Path, long_steps: float) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    assert not stop._finish_step(0.0)
+    finished: list[bool] = []
+    waiting = threading.Thread(target=lambda: finished.append(stop._finish_step(long_steps)))
+    waiting.start()
+    until(lambda: stop._is_stopping)
+    stop._is_stopping = False  # the step is not waited for here
+    steps(worker.training, worker.snapshots, 4, 4)
+    waiting.join(PATIENCE_SECONDS)
+    assert finished == [True]
+
+
+def test_step_whose_state_cannot_be_held_ends_the_wait(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    asking = worker.asked(stop_copies.COPY_AFTER_STEP)
+    until(lambda: stop._is_stopping)
+    monkeypatch.setattr(stop_copy, "COPIED_BYTES", 0)
+    steps(worker.training, worker.snapshots, 4, 4)
+    asking.join(PATIENCE_SECONDS)
+    assert not asking.is_alive()
+    assert Snapshots().restore() is None
 
 
 def test_end_of_the_step_is_waited_for_before_the_speed_of_a_copy_is_known(
