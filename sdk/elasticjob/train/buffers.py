@@ -52,10 +52,13 @@ _OWN = "own-"
 LOCK = "writer-"
 """Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _SHARED_LOCK = f"{LOCK}shared"
-_LOCK_SECONDS = 2.0
-"""Maximum wait for another local rank's copy before a regular one. A worker that was killed while a
-process that it had forked lives on may leave the lock."""
+_LOCK_SECONDS = 10.0
+"""Maximum wait of a regular copy for that of another local rank at a stop."""
+_OWN_SECONDS = 0.5
+"""Maximum wait of a copy at a stop for the own parts of local ranks that are behind."""
 _POLL_SECONDS = 0.01
+_locks: set[int] = set()
+"""Descriptors of the locks of shared parts that this process holds: a fork must not keep one."""
 _MODE = 0o600
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|own-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
@@ -95,25 +98,29 @@ class MemoryBuffers:
         self._last: dict[str, Part] = {}
         self._held: dict[str, list[Part | None]] = {}
         self._ahead: tuple[Part, int, int] | None = None  # buffer, and number of bytes there
+        self._damaged: dict[Path, Part] = {}
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts on this node."""
-        with contextlib.suppress(OSError):
-            paths = sorted(self.folder.iterdir())
-            own = [path for path in paths if not path.name.startswith((_REPLICA, LOCK))]
-            return {part: path for path in own if (part := held(path)) is not None}
-        return {}
+        found: dict[Part, Path] = {}
+        for path in sorted(self.folder.glob("*.[01]")):
+            part = None if path.name.startswith(_REPLICA) else held(path)
+            if part is not None and self._damaged.get(path) != part:
+                found[part] = path
+        return found
 
     def commit(self, part: Part, body: Body) -> None:
         """Write a part beside the last one, then let it take that one's place. Raises OSError.
 
         A shared part is not written if another local rank has copied that step or a newer one at a
-        stop.
+        stop. It raises an error if that rank does not end: two writers would damage a snapshot.
         """
         if part.rank != SHARED:
             self.seed(part, body)
             return
-        with self._locked(_LOCK_SECONDS):
+        with self._locked(_LOCK_SECONDS) as is_locked:
+            if is_locked is False:  # without any locks there are no copies at a stop
+                raise OSError(errno.EBUSY, "another worker of this node does not end its copy")
             if buffer_at_stop(self._shared(), part, part.version) is not None:
                 self.seed(part, body)
 
@@ -134,8 +141,9 @@ class MemoryBuffers:
     ) -> None:
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
-        self._check_room(name, index, RECORD_BYTES + body.size)
+        self._make_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
+        self._damaged.pop(self._path(name, index), None)
         is_ahead = ahead == (part, index, body.size)
         overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
@@ -177,17 +185,23 @@ class MemoryBuffers:
         """Write a shared part unless the gang has that step or a newer one here already.
 
         Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
-        here; not if a rank of this node has no part of its own of that step, which others have.
-        Raises OSError, or StateChanged.
+        here; not if a rank of this node has no part of its own of that step, which others have,
+        half a second later. Raises OSError, or StateChanged.
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
             has_changed: function that returns True once the content is no longer that of the part.
         """
-        with self._locked(seconds) as is_locked:
+        deadline = time.monotonic() + seconds
+
+        def has_own() -> bool:
+            return has_own_parts(part, self.parts(), self._local_ranks)
+
+        # No rank overwrites them: it would be two steps ahead of this one.
+        if part.ranks and not taken_within(min(seconds, _OWN_SECONDS), has_own):
+            return False
+        with self._locked(max(0.0, deadline - time.monotonic())) as is_locked:
             if not is_locked:
-                return False
-            if not has_own_parts(part, self.parts(), self._local_ranks):
                 return False
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
@@ -199,19 +213,40 @@ class MemoryBuffers:
         return True
 
     @contextlib.contextmanager
-    def _locked(self, seconds: float) -> Iterator[bool]:
-        """Hold the lock of the shared part; False after `seconds`, or if there can be none."""
-        descriptor, is_locked = -1, False
+    def _locked(self, seconds: float) -> Iterator[bool | None]:
+        """Hold the lock of the shared part; False after `seconds`, None if there can be none.
+
+        A fork gives it up: a worker that is killed meanwhile does not leave it.
+        """
+        descriptor, is_locked = -1, None
         with contextlib.suppress(OSError):  # the write to the folder reports the error
             descriptor = open_lock(self.folder / _SHARED_LOCK)
+            _locks.add(descriptor)
             is_locked = taken_within(seconds, functools.partial(_is_taken, descriptor))
         try:
             yield is_locked
         finally:
-            if is_locked:  # a fork in the meantime has the descriptor too
+            if is_locked:  # a fork that is no Python program has the descriptor too
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
-            if descriptor >= 0:
+            if descriptor in _locks:  # not in a fork
+                _locks.discard(descriptor)
                 os.close(descriptor)
+
+    def _make_room(self, name: str, index: int, size: int) -> None:
+        """Raise NoRoom if a buffer of another size would exceed the limit.
+
+        The own parts of each step make room: without them nothing is copied at a stop.
+        """
+        try:
+            self._check_room(name, index, size)
+        except NoRoom:
+            own = list(self.folder.glob(f"{_OWN}*.[01]"))
+            if name.startswith(_OWN) or not own:
+                raise
+            for path in own:
+                _remove(path)
+            self._held.pop(f"{_OWN}{self._local_rank}", None)
+            self._check_room(name, index, size)
 
     def _check_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.
@@ -260,12 +295,10 @@ class MemoryBuffers:
                 if part is not None and part.version == version:
                     self._last[name] = part
 
-    def damaged(self, part: Part) -> None:
-        """Overwrite this part next, which failed its check."""
-        for name in (self._name(part), f"{_OWN}{self._local_rank}"):
-            holds = self._buffers(name)
-            if part in holds:
-                holds[holds.index(part)] = None
+    def damaged(self, path: Path, part: Part) -> None:
+        """Overwrite this buffer next, which failed its check; another one may have its part too."""
+        self._damaged[path] = part
+        self._buffers(path.stem)[int(path.suffix[1:])] = None
 
     def _name(self, part: Part) -> str:
         return "shared" if part.rank == SHARED else f"rank-{self._local_rank}"
@@ -476,6 +509,15 @@ def _is_taken(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _leave_locks() -> None:
+    """Give up the locks in a fork, where their holder does not run."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _remove(path: Path) -> None:

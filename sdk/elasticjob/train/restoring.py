@@ -200,11 +200,13 @@ class _Reads:
                     self.stored.failed(cause)
                     return bodies, _SILENT
                 log.warning("passing over a snapshot: %s", error)
-                self._refused.add((source.place, source.part))
+                if source.place == MEMORY and self._memory is not None:
+                    # Another buffer of this node may hold the same part.
+                    self._memory.damaged(self._places[MEMORY][source.part], source.part)
+                else:
+                    self._refused.add((source.place, source.part))
                 if source.place == STORAGE and isinstance(cause, OSError):
                     self.stored.failed(cause)
-                if source.place == MEMORY and self._memory is not None:
-                    self._memory.damaged(source.part)
                 outcome = _REFUSED
         return bodies, outcome
 

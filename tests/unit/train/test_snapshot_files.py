@@ -316,7 +316,7 @@ def test_damaged_part_is_overwritten_before_a_good_one(tmp_path: Path) -> None:
         assert memory.restored(part(1))
         memory.commit(part(2), body(2))
         after = MemoryBuffers(folder, 0)
-        after.damaged(part(number))
+        after.damaged(after.parts()[part(number)], part(number))
         assert not after.restored(part(number))
         after.commit(part(3), body(3))
         assert {each.version.step for each in after.parts()} == {3, 3 - number}
