@@ -394,9 +394,7 @@ def test_worker_whose_stop_did_not_come_awaits_it_no_more(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
-def test_worker_that_waits_for_an_agreement_awaits_the_stop(
-    desk: Desk, is_withdrawn: bool
-) -> None:
+def test_worker_that_waits_for_an_agreement_awaits_the_stop(desk: Desk, is_withdrawn: bool) -> None:
     desk.ask(point=0, seconds=600)
     worker = threading.Thread(target=desk.link.should_checkpoint, daemon=True)
     worker.start()
