@@ -1,6 +1,6 @@
-"""Folders of snapshots: buffers in memory that are overwritten in place, and files in storage.
+"""Buffers of snapshots in memory, which are overwritten in place.
 
-Each buffer and each file holds one part, in the format of `part_files`.
+Each buffer holds one part, in the format of `part_files`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import fcntl
 import functools
 import os
 import re
-import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from elasticjob.train.agreement import (
     SHARED,
@@ -22,19 +21,13 @@ from elasticjob.train.agreement import (
     Version,
     buffer_at_stop,
     buffer_to_overwrite,
-    complete_versions,
-    expired,
     has_own_parts,
 )
 from elasticjob.train.part_files import (
     RECORD_BYTES,
     Body,
     StateChanged,
-    committed,
-    fill_in_slices,
     held,
-    no_report,
-    opened,
     overwrite,
     write_ahead,
 )
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BUFFERS = 2
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""Errors of a path that names no file with a part."""
 _REPLICA = "replica-"
 _OWN = "own-"
 """Prefix of the buffers with the own state of a local rank after each step."""
@@ -61,7 +52,6 @@ _locks: set[int] = set()
 """Descriptors of the locks of shared parts that this process holds: a fork must not keep one."""
 _MODE = 0o600
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|own-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
-_VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
 class NoRoom(OSError):
@@ -357,130 +347,6 @@ class ReplicaBuffers:
         return paths[replica_to_overwrite([held(path) for path in paths], keep)]
 
 
-class Stored(NamedTuple):
-    """Content of a storage folder.
-
-    Args:
-        parts: all committed parts that can be read.
-        unreadable: error of each version with a file that cannot be read.
-        at: time of the newest complete version in seconds since 1970; 0 without one.
-    """
-
-    parts: dict[Part, Path]
-    unreadable: dict[Version, OSError]
-    at: float = 0.0
-
-
-class StorageFolder:
-    """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
-
-    `moved` of a method is called whenever one of its calls to the file system has returned.
-
-    Attributes:
-        place: absolute path of the folder; without symbolic links once it has been read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.place = os.path.abspath(folder)  # noqa: PTH100
-
-    def scan(self, moved: Callable[[], None] = no_report) -> Stored:
-        """Return the content. Raises OSError if the folder exists and cannot be read."""
-        self.place = os.path.realpath(self.folder)
-        found: dict[Part, Path] = {}
-        unreadable: dict[Version, OSError] = {}
-        for version in self._versions():
-            parts, error = self._parts_of(version, moved)
-            found.update(parts)
-            if error is not None:
-                unreadable[version] = error
-        newest = complete_versions(found)[-1:]
-        paths = [path for part, path in found.items() if part.version in newest]
-        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
-
-    def parts(self) -> dict[Part, Path]:
-        """Return all committed parts that can be read. Raises OSError as `scan` does."""
-        return self.scan().parts
-
-    def is_complete(self, version: Version) -> bool:
-        """Return True if all parts of a version are committed and can be read."""
-        return bool(complete_versions(self._parts_of(version)[0]))
-
-    def _parts_of(
-        self, version: Version, moved: Callable[[], None] = no_report
-    ) -> tuple[dict[Part, Path], OSError | None]:
-        """Return the committed parts of a version, and the first error of one.
-
-        A file that another node has removed is no error.
-        """
-        found: dict[Part, Path] = {}
-        errors: list[OSError] = []
-        paths: list[Path] = []
-        try:
-            folder = self._folder(version)
-            paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
-        except OSError as error:
-            errors.append(error)
-        for path in paths:
-            try:
-                part = committed(path)
-            except OSError as error:
-                errors.append(error)
-                continue
-            finally:
-                moved()
-            if part is not None and part.version == version:
-                found[part] = path
-        return found, next((error for error in errors if error.errno not in _ABSENT), None)
-
-    def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
-        """Write a part to a new file and rename it, once its content is on disk."""
-        folder = self._folder(part.version)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
-        path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
-        draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-        try:
-            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-                fill_in_slices(fd, part, body, moved)
-                os.fsync(fd)
-            moved()
-            os.replace(draft, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)  # noqa: PTH108
-            raise
-        # The names of the file and of its folder. The folder of the job may be a symbolic link.
-        for each in (folder, self.folder.resolve()):
-            with opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
-                os.fsync(fd)
-            moved()
-
-    def remove_expired(
-        self, keep: int, writing: Version, moved: Callable[[], None] = no_report
-    ) -> None:
-        """Remove the versions that `expired` names, and none that cannot be read."""
-        versions = list(self._versions())
-        found = self.scan(moved)
-        for version in expired(found.parts, keep, writing, versions):
-            if version not in found.unreadable:
-                shutil.rmtree(self._folder(version), ignore_errors=True)
-                moved()
-
-    def _folder(self, version: Version) -> Path:
-        return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
-
-    def _versions(self) -> Iterator[Version]:
-        try:
-            paths = sorted(self.folder.iterdir())
-        except FileNotFoundError:
-            return
-        for path in paths:
-            match = _VERSION.fullmatch(path.name)
-            if match is not None:
-                yield Version(int(match[1]), int(match[2], 16))
-
-
 def is_former(path: Path, local_ranks: int) -> bool:
     """Return True for a file of a worker that its node had more than `local_ranks`."""
     match = _OF_WORKER.fullmatch(path.name)
@@ -523,14 +389,6 @@ os.register_at_fork(after_in_child=_leave_locks)
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)  # noqa: PTH108
-
-
-def _changed_at(path: Path) -> float:
-    """Return the time of the last change of a file; 0 if there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _size_of(path: Path) -> int:

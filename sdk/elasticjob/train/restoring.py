@@ -24,7 +24,7 @@ from elasticjob.train.agreement import (
     decide,
     sizes_of,
 )
-from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers, StorageFolder
+from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
 from elasticjob.train.gang import (
     Gang,
@@ -44,6 +44,7 @@ from elasticjob.train.part_files import (
 )
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
 from elasticjob.train.storage import StoredOffer, called
+from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,6 @@ from elasticjob.train.agreement import (
     next_gang,
     part_at_stop,
 )
-from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, check_same, exchanged
@@ -49,6 +48,7 @@ from elasticjob.train.restoring import agree, assembled, check_size
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
+from elasticjob.train.storage_folder import StorageFolder
 
 __all__ = ["Restored", "SnapshotError", "Snapshots"]
 
@@ -196,6 +196,7 @@ class Snapshots:
             self._report,
             self._reached,
         )
+        self._is_each_step = every_steps == 1
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
@@ -435,7 +436,8 @@ class Snapshots:
         if not is_due:
             part = part_at_stop(version, self._next_step - self._last_step, ranks)
         own = None if rank_state is None else (gang.rank, rank_state)
-        stop.hold(part, self._newest, state, began, own)
+        is_taken = is_due and self._is_each_step
+        stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
     def close(self) -> None:

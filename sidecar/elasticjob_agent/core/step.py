@@ -429,9 +429,7 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
         state = replace(state, group=replace(group, order=order))
     elif not again:
         return state, ()
-    command = StopGroup(
-        group.round, order.grace_seconds, order.dump, order.copies, order.ends_step
-    )
+    command = StopGroup(group.round, order.grace_seconds, order.dump, order.copies, order.ends_step)
     return state, (command,)
 
 

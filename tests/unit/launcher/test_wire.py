@@ -70,7 +70,10 @@ def test_malformed_message_is_an_error(line: bytes) -> None:
         ),
         (
             {
-                "type": "stop", "round": 1, "grace_seconds": 9, "copies": False,
+                "type": "stop",
+                "round": 1,
+                "grace_seconds": 9,
+                "copies": False,
                 "ends_step": True,
             },
             Stop(1, 9.0, copies=False, ends_step=True),

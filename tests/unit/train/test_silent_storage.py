@@ -19,9 +19,9 @@ import pytest
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots, part_files, restoring, storage
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, read
+from elasticjob.train.storage_folder import StorageFolder
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job

@@ -18,9 +18,10 @@ import pytest
 
 from elasticjob.train import buffers, part_files
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers, StorageFolder
+from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
 from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
 from elasticjob.train.storage import StorageWrite
+from elasticjob.train.storage_folder import StorageFolder
 from tests.paths import ROOT
 
 
@@ -42,7 +43,7 @@ def content(path: Path, of: Part) -> bytes:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from elasticjob.train import buffers, part_files
+from elasticjob.train import buffers, part_files, storage_folder
 from tests.unit.train.test_snapshot_files import body, part
 
 kind, folder, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -66,8 +67,9 @@ class Os:
         return call
 
 armed = False
-buffers.os = part_files.os = Os()
-store = buffers.StorageFolder(folder) if kind == "storage" else buffers.MemoryBuffers(folder, 0)
+buffers.os = storage_folder.os = part_files.os = Os()
+stores = kind == "storage"
+store = storage_folder.StorageFolder(folder) if stores else buffers.MemoryBuffers(folder, 0)
 write = store.store if kind == "storage" else store.commit
 if kind == "stop":
     part_files._PARALLEL_BYTES = 0
