@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import buffers, part_files
+from elasticjob.train import agreement, buffers, part_files
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
 from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
@@ -660,13 +661,12 @@ def test_copy_at_a_stop_waits_for_own_parts_of_ranks_that_are_behind(
     node, behind = MemoryBuffers(tmp_path, 0, 0, 2), MemoryBuffers(tmp_path, 1, 0, 2)
     node.commit_own(own(2, 0, 2), body(2))
     looks: list[int] = []
-    real = buffers.has_own_parts
 
     def has_own_parts(*arguments: Any) -> bool:
         looks.append(1)
         if len(looks) == 3:
             behind.commit_own(own(2, 1, 2), body(2))
-        return real(*arguments)
+        return agreement.has_own_parts(*arguments)
 
     monkeypatch.setattr(buffers, "has_own_parts", has_own_parts)
     shared = part(2, SHARED, 2)
@@ -710,7 +710,7 @@ def test_regular_copy_is_written_where_no_file_can_be_locked(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(buffers.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     memory = MemoryBuffers(tmp_path, 0)
     memory.commit(part(1), body(1))
     assert list(memory.parts()) == [part(1)]
