@@ -203,8 +203,13 @@ class WorkerGroups:
         `requested`: a checkpoint was requested. The request is withdrawn, so that workers that
         handle SIGTERM themselves stop waiting for the save.
         """
-        grace_seconds, dump, copies = command.grace_seconds, command.dump, command.copies
-        order = self._runtime.stop(command.round, grace_seconds, dump, copies=copies)
+        order = self._runtime.stop(
+            command.round,
+            command.grace_seconds,
+            command.dump,
+            copies=command.copies,
+            ends_step=command.ends_step,
+        )
         await self._give("stop", order)
         if requested:
             with contextlib.suppress(OSError, TimeoutError):

@@ -270,7 +270,13 @@ class WorkerRuntime(Protocol):
         ...
 
     async def stop(
-        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+        self,
+        round: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = True,
+        ends_step: bool = False,
     ) -> None:
         """End the round's process groups; `Stopped` or `WorkersStuck` always follows, also if
         nothing runs.
@@ -279,7 +285,9 @@ class WorkerRuntime(Protocol):
         repeated call can shorten the grace period but never extend it. With `dump`, workers that
         support it first write the stacks of their threads to standard error, and end by that.
         With `copies` those that support it first copy the training state of their last step to the
-        memory of the node, for at most ten seconds, and half of a grace period.
+        memory of the node, for at most ten seconds, and half of a grace period. With `ends_step`
+        they end their step before, within that time, also without `copies`: the workers of other
+        nodes then can.
         """
         ...
 

@@ -241,8 +241,8 @@ class Launcher:
         elif isinstance(request, Start):
             self._start(request)
         elif isinstance(request, Stop):
-            grace_seconds, dump, copies = request.grace_seconds, request.dump, request.copies
-            self._workers.stop(request.round, grace_seconds, dump, copies=copies)
+            number, grace_seconds, dump, copies, ends_step = request
+            self._workers.stop(number, grace_seconds, dump, copies=copies, ends_step=ends_step)
         elif isinstance(request, Signal):
             caught = request.signum == self._settings.save_signal
             self._workers.signal(request.round, request.signum, caught)

@@ -138,13 +138,15 @@ class Start(NamedTuple):
 class Stop(NamedTuple):
     """Request to stop a round's workers; with `dump`, they end by writing their stacks if able.
 
-    With `copies` they first copy their training state.
+    With `copies` they first copy their training state, with `ends_step` once they have ended their
+    step.
     """
 
     round: int
     grace_seconds: float
     dump: bool = False
     copies: bool = True
+    ends_step: bool = False
 
 
 class Signal(NamedTuple):
@@ -198,14 +200,20 @@ def parse_request(message: dict[str, Any]) -> Request:
     if kind == "start":
         return _start(message)
     if kind == "stop":
-        # Older agents do not send these.
-        dump, copies = bool(message.get("dump", False)), bool(message.get("copies", True))
-        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"), dump, copies)
+        return _stop(message)
     if kind == "signal":
         return Signal(_int(message, "round"), _int(message, "signum", 1, 64))
     if kind == "release":
         return Release(_int(message, "exit_code", 0, 255), _text(message, "message"))
     raise WireError(f"unknown message type {kind!r}")
+
+
+def _stop(message: dict[str, Any]) -> Stop:
+    # Older agents do not send the last three; with copies a round follows, so the step is ended.
+    dump, copies = bool(message.get("dump", False)), bool(message.get("copies", True))
+    ends_step = bool(message.get("ends_step", copies))
+    seconds = _seconds(message, "grace_seconds")
+    return Stop(_int(message, "round"), seconds, dump, copies, ends_step)
 
 
 def _attach(message: dict[str, Any]) -> Attach:

@@ -42,7 +42,6 @@ SMALL = {
 """Small modules with one user at most, and the reason of each to stay on its own."""
 LONG = {
     "sdk/elasticjob/train/snapshots.py",
-    "sdk/elasticjob/train/stop_copy.py",
 }
 """Modules that are to be split."""
 

@@ -130,6 +130,7 @@ class Link:
         self._script_polls = False
         self._seconds = 0.0
         self._deadline: float | None = None
+        self._is_waiting = False  # for an agreement, or a stop
         self._answer = layout.Answer()
         blank = bytes(layout.REPORT_BYTES)
         content = self._content() + blank + layout.pack_answer(self._answer)
@@ -200,6 +201,20 @@ class Link:
         if self._progress is None or self._script_polls or self._callbacks:
             return False
         return self._point(layout.SAVES | layout.REPORTS)
+
+    @property
+    def awaits_stop(self) -> bool:
+        """True once this worker has passed the point of a requested save: it makes no further step.
+
+        Also while it waits for the agreement on that point. Not after a save that has failed, and
+        not once the time for the stop is over: training then continues.
+        """
+        request = self._request()
+        if self._is_waiting or request is None:
+            return self._is_waiting
+        is_over = self._deadline is not None and time.monotonic() >= self._deadline
+        has_failed = self._answer.failed == request.point
+        return 0 < request.point <= self._points and not is_over and not has_failed
 
     def snapshots(self, report: layout.SnapshotReport) -> None:
         """Report on the snapshots of this worker."""
@@ -281,6 +296,12 @@ class Link:
         Returns True at the agreed point. The wait is limited: without a stop, training continues.
         A request is withdrawn once the stop is in progress, possibly before SIGTERM arrives here.
         """
+        try:
+            return self._held_until_stop(point)
+        finally:
+            self._is_waiting = False
+
+    def _held_until_stop(self, point: int) -> bool:
         while True:
             request = self._request()
             if request is not None:
@@ -295,6 +316,7 @@ class Link:
                 self._deadline = time.monotonic() + self._seconds
             if time.monotonic() >= self._deadline:
                 return False
+            self._is_waiting = True
             time.sleep(_HOLD_SECONDS)
 
     def _wait_for_the_stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Folders of snapshots: buffers in memory that are overwritten in place, and files in storage.
+"""Buffers of snapshots in memory, which are overwritten in place.
 
-Each buffer and each file holds one part, in the format of `part_files`.
+Each buffer holds one part, in the format of `part_files`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import fcntl
 import functools
 import os
 import re
-import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from elasticjob.train.agreement import (
     SHARED,
@@ -22,19 +21,13 @@ from elasticjob.train.agreement import (
     Version,
     buffer_at_stop,
     buffer_to_overwrite,
-    complete_versions,
-    expired,
     has_own_parts,
 )
 from elasticjob.train.part_files import (
     RECORD_BYTES,
     Body,
     StateChanged,
-    committed,
-    fill_in_slices,
     held,
-    no_report,
-    opened,
     overwrite,
     write_ahead,
 )
@@ -44,21 +37,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BUFFERS = 2
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""Errors of a path that names no file with a part."""
 _REPLICA = "replica-"
 _OWN = "own-"
 """Prefix of the buffers with the own state of a local rank after each step."""
 LOCK = "writer-"
 """Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _SHARED_LOCK = f"{LOCK}shared"
-_LOCK_SECONDS = 2.0
-"""Maximum wait for another local rank's copy before a regular one. A worker that was killed while a
-process that it had forked lives on may leave the lock."""
+_LOCK_SECONDS = 10.0
+"""Maximum wait of a regular copy for that of another local rank at a stop."""
+_OWN_SECONDS = 0.5
+"""Maximum wait of a copy at a stop for the own parts of local ranks that are behind."""
 _POLL_SECONDS = 0.01
+_locks: set[int] = set()
+"""Descriptors of the locks of shared parts that this process holds: a fork must not keep one."""
 _MODE = 0o600
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|own-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
-_VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
 class NoRoom(OSError):
@@ -95,25 +88,29 @@ class MemoryBuffers:
         self._last: dict[str, Part] = {}
         self._held: dict[str, list[Part | None]] = {}
         self._ahead: tuple[Part, int, int] | None = None  # buffer, and number of bytes there
+        self._damaged: dict[Path, Part] = {}
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts on this node."""
-        with contextlib.suppress(OSError):
-            paths = sorted(self.folder.iterdir())
-            own = [path for path in paths if not path.name.startswith((_REPLICA, LOCK))]
-            return {part: path for path in own if (part := held(path)) is not None}
-        return {}
+        found: dict[Part, Path] = {}
+        for path in sorted(self.folder.glob("*.[01]")):
+            part = None if path.name.startswith(_REPLICA) else held(path)
+            if part is not None and self._damaged.get(path) != part:
+                found[part] = path
+        return found
 
     def commit(self, part: Part, body: Body) -> None:
         """Write a part beside the last one, then let it take that one's place. Raises OSError.
 
         A shared part is not written if another local rank has copied that step or a newer one at a
-        stop.
+        stop. It raises an error if that rank does not end: two writers would damage a snapshot.
         """
         if part.rank != SHARED:
             self.seed(part, body)
             return
-        with self._locked(_LOCK_SECONDS):
+        with self._locked(_LOCK_SECONDS) as is_locked:
+            if is_locked is False:  # without any locks there are no copies at a stop
+                raise OSError(errno.EBUSY, "another worker of this node does not end its copy")
             if buffer_at_stop(self._shared(), part, part.version) is not None:
                 self.seed(part, body)
 
@@ -134,8 +131,9 @@ class MemoryBuffers:
     ) -> None:
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
-        self._check_room(name, index, RECORD_BYTES + body.size)
+        self._make_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
+        self._damaged.pop(self._path(name, index), None)
         is_ahead = ahead == (part, index, body.size)
         overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
@@ -177,17 +175,23 @@ class MemoryBuffers:
         """Write a shared part unless the gang has that step or a newer one here already.
 
         Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
-        here; not if a rank of this node has no part of its own of that step, which others have.
-        Raises OSError, or StateChanged.
+        here; not if a rank of this node has no part of its own of that step, which others have,
+        half a second later. Raises OSError, or StateChanged.
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
             has_changed: function that returns True once the content is no longer that of the part.
         """
-        with self._locked(seconds) as is_locked:
+        deadline = time.monotonic() + seconds
+
+        def has_own() -> bool:
+            return has_own_parts(part, self.parts(), self._local_ranks)
+
+        # No rank overwrites them: it would be two steps ahead of this one.
+        if part.ranks and not taken_within(min(seconds, _OWN_SECONDS), has_own):
+            return False
+        with self._locked(max(0.0, deadline - time.monotonic())) as is_locked:
             if not is_locked:
-                return False
-            if not has_own_parts(part, self.parts(), self._local_ranks):
                 return False
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
@@ -199,19 +203,40 @@ class MemoryBuffers:
         return True
 
     @contextlib.contextmanager
-    def _locked(self, seconds: float) -> Iterator[bool]:
-        """Hold the lock of the shared part; False after `seconds`, or if there can be none."""
-        descriptor, is_locked = -1, False
+    def _locked(self, seconds: float) -> Iterator[bool | None]:
+        """Hold the lock of the shared part; False after `seconds`, None if there can be none.
+
+        A fork gives it up: a worker that is killed meanwhile does not leave it.
+        """
+        descriptor, is_locked = -1, None
         with contextlib.suppress(OSError):  # the write to the folder reports the error
             descriptor = open_lock(self.folder / _SHARED_LOCK)
+            _locks.add(descriptor)
             is_locked = taken_within(seconds, functools.partial(_is_taken, descriptor))
         try:
             yield is_locked
         finally:
-            if is_locked:  # a fork in the meantime has the descriptor too
+            if is_locked:  # a fork that is no Python program has the descriptor too
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
-            if descriptor >= 0:
+            if descriptor in _locks:  # not in a fork
+                _locks.discard(descriptor)
                 os.close(descriptor)
+
+    def _make_room(self, name: str, index: int, size: int) -> None:
+        """Raise NoRoom if a buffer of another size would exceed the limit.
+
+        The own parts of each step make room: without them nothing is copied at a stop.
+        """
+        try:
+            self._check_room(name, index, size)
+        except NoRoom:
+            own = list(self.folder.glob(f"{_OWN}*.[01]"))
+            if name.startswith(_OWN) or not own:
+                raise
+            for path in own:
+                _remove(path)
+            self._held.pop(f"{_OWN}{self._local_rank}", None)
+            self._check_room(name, index, size)
 
     def _check_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.
@@ -260,12 +285,10 @@ class MemoryBuffers:
                 if part is not None and part.version == version:
                     self._last[name] = part
 
-    def damaged(self, part: Part) -> None:
-        """Overwrite this part next, which failed its check."""
-        for name in (self._name(part), f"{_OWN}{self._local_rank}"):
-            holds = self._buffers(name)
-            if part in holds:
-                holds[holds.index(part)] = None
+    def damaged(self, path: Path, part: Part) -> None:
+        """Overwrite this buffer next, which failed its check; another one may have its part too."""
+        self._damaged[path] = part
+        self._buffers(path.stem)[int(path.suffix[1:])] = None
 
     def _name(self, part: Part) -> str:
         return "shared" if part.rank == SHARED else f"rank-{self._local_rank}"
@@ -324,130 +347,6 @@ class ReplicaBuffers:
         return paths[replica_to_overwrite([held(path) for path in paths], keep)]
 
 
-class Stored(NamedTuple):
-    """Content of a storage folder.
-
-    Args:
-        parts: all committed parts that can be read.
-        unreadable: error of each version with a file that cannot be read.
-        at: time of the newest complete version in seconds since 1970; 0 without one.
-    """
-
-    parts: dict[Part, Path]
-    unreadable: dict[Version, OSError]
-    at: float = 0.0
-
-
-class StorageFolder:
-    """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
-
-    `moved` of a method is called whenever one of its calls to the file system has returned.
-
-    Attributes:
-        place: absolute path of the folder; without symbolic links once it has been read.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.place = os.path.abspath(folder)  # noqa: PTH100
-
-    def scan(self, moved: Callable[[], None] = no_report) -> Stored:
-        """Return the content. Raises OSError if the folder exists and cannot be read."""
-        self.place = os.path.realpath(self.folder)
-        found: dict[Part, Path] = {}
-        unreadable: dict[Version, OSError] = {}
-        for version in self._versions():
-            parts, error = self._parts_of(version, moved)
-            found.update(parts)
-            if error is not None:
-                unreadable[version] = error
-        newest = complete_versions(found)[-1:]
-        paths = [path for part, path in found.items() if part.version in newest]
-        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
-
-    def parts(self) -> dict[Part, Path]:
-        """Return all committed parts that can be read. Raises OSError as `scan` does."""
-        return self.scan().parts
-
-    def is_complete(self, version: Version) -> bool:
-        """Return True if all parts of a version are committed and can be read."""
-        return bool(complete_versions(self._parts_of(version)[0]))
-
-    def _parts_of(
-        self, version: Version, moved: Callable[[], None] = no_report
-    ) -> tuple[dict[Part, Path], OSError | None]:
-        """Return the committed parts of a version, and the first error of one.
-
-        A file that another node has removed is no error.
-        """
-        found: dict[Part, Path] = {}
-        errors: list[OSError] = []
-        paths: list[Path] = []
-        try:
-            folder = self._folder(version)
-            paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
-        except OSError as error:
-            errors.append(error)
-        for path in paths:
-            try:
-                part = committed(path)
-            except OSError as error:
-                errors.append(error)
-                continue
-            finally:
-                moved()
-            if part is not None and part.version == version:
-                found[part] = path
-        return found, next((error for error in errors if error.errno not in _ABSENT), None)
-
-    def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
-        """Write a part to a new file and rename it, once its content is on disk."""
-        folder = self._folder(part.version)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
-        path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
-        draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-        try:
-            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-                fill_in_slices(fd, part, body, moved)
-                os.fsync(fd)
-            moved()
-            os.replace(draft, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)  # noqa: PTH108
-            raise
-        # The names of the file and of its folder. The folder of the job may be a symbolic link.
-        for each in (folder, self.folder.resolve()):
-            with opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
-                os.fsync(fd)
-            moved()
-
-    def remove_expired(
-        self, keep: int, writing: Version, moved: Callable[[], None] = no_report
-    ) -> None:
-        """Remove the versions that `expired` names, and none that cannot be read."""
-        versions = list(self._versions())
-        found = self.scan(moved)
-        for version in expired(found.parts, keep, writing, versions):
-            if version not in found.unreadable:
-                shutil.rmtree(self._folder(version), ignore_errors=True)
-                moved()
-
-    def _folder(self, version: Version) -> Path:
-        return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
-
-    def _versions(self) -> Iterator[Version]:
-        try:
-            paths = sorted(self.folder.iterdir())
-        except FileNotFoundError:
-            return
-        for path in paths:
-            match = _VERSION.fullmatch(path.name)
-            if match is not None:
-                yield Version(int(match[1]), int(match[2], 16))
-
-
 def is_former(path: Path, local_ranks: int) -> bool:
     """Return True for a file of a worker that its node had more than `local_ranks`."""
     match = _OF_WORKER.fullmatch(path.name)
@@ -478,17 +377,18 @@ def _is_taken(descriptor: int) -> bool:
     return True
 
 
+def _leave_locks() -> None:
+    """Give up the locks in a fork, where their holder does not run."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks)
+
+
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)  # noqa: PTH108
-
-
-def _changed_at(path: Path) -> float:
-    """Return the time of the last change of a file; 0 if there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _size_of(path: Path) -> int:

@@ -152,12 +152,15 @@ def kept(
 ) -> Version | None:
     """Return the version whose copies stay until a generation of the new gang is confirmed.
 
+    It is the newest one with copies of all ranks' own parts: the restored one may have none yet, as
+    after a copy at a stop, and if a node is lost now, the version before it is restored.
+
     With sharded state the buffers for snapshots are overwritten before that, so only copies count:
     of the versions that they contain completely, this is the one that survives the most losses. A
     newer one may have been copied in part.
     """
     if not is_sharded:
-        return plan.version if plan is not None and plan.own else None
+        return None if plan is None or not plan.own else _newest_copied(offers, plan.version)
     at: dict[Part, set[Member]] = {}
     for member, offer in zip(sorted(members), offers):
         for part in offer.replicas:
@@ -172,6 +175,21 @@ def kept(
             found.append((nodes, domains, shared.version))
     best = max(found, default=None)
     return best[2] if best is not None and best[0] else None
+
+
+def _newest_copied(offers: Sequence[Offer], restored: Version) -> Version:
+    """Return the newest version that has all copies, up to the restored one; else that one."""
+    copies = {part for offer in offers for part in offer.replicas}
+    there = {part for offer in offers for part in (*offer.memory, *offer.storage)}
+    found = [
+        part.version
+        for part in there
+        if part.rank == SHARED
+        and part.version <= restored
+        and part.ranks == len(offers)
+        and all(part._replace(rank=rank) in copies for rank in range(part.ranks))
+    ]
+    return max(found, default=restored)
 
 
 def replica_to_overwrite(held: Sequence[Part | None], keep: Version | None) -> int:

@@ -129,6 +129,10 @@ class Replication:
                 if is_stale(part, needed, len(self.members), self._is_sharded):
                     self._buffers.remove(path)
 
+    def continued(self, confirmed: Version) -> None:
+        """Keep the copies that the former replication of this gang has confirmed."""
+        self.generations = Generations(confirmed)
+
     def exchanged(self, states: Sequence[State]) -> bool:
         """Take the states of all ranks; return True if the next generation may begin."""
         begins = self.generations.exchanged(states)

@@ -24,7 +24,7 @@ from elasticjob.train.agreement import (
     decide,
     sizes_of,
 )
-from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers, StorageFolder
+from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
 from elasticjob.train.gang import (
     Gang,
@@ -44,6 +44,7 @@ from elasticjob.train.part_files import (
 )
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
 from elasticjob.train.storage import StoredOffer, called
+from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -200,11 +201,13 @@ class _Reads:
                     self.stored.failed(cause)
                     return bodies, _SILENT
                 log.warning("passing over a snapshot: %s", error)
-                self._refused.add((source.place, source.part))
+                if source.place == MEMORY and self._memory is not None:
+                    # Another buffer of this node may hold the same part.
+                    self._memory.damaged(self._places[MEMORY][source.part], source.part)
+                else:
+                    self._refused.add((source.place, source.part))
                 if source.place == STORAGE and isinstance(cause, OSError):
                     self.stored.failed(cause)
-                if source.place == MEMORY and self._memory is not None:
-                    self._memory.damaged(source.part)
                 outcome = _REFUSED
         return bodies, outcome
 

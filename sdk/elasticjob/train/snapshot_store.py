@@ -16,10 +16,10 @@ from elasticjob.train.storage import StorageWriter
 
 if TYPE_CHECKING:
     from elasticjob.train.agreement import Part
-    from elasticjob.train.buffers import StorageFolder
     from elasticjob.train.gang import Gang
     from elasticjob.train.job import InStorage, ReachedFile, Report
     from elasticjob.train.part_files import Body
+    from elasticjob.train.storage_folder import StorageFolder
 
 log = logging.getLogger("elasticjob.train")
 

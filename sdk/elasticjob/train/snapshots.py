@@ -33,7 +33,6 @@ from elasticjob.train.agreement import (
     next_gang,
     part_at_stop,
 )
-from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, check_same, exchanged
@@ -49,6 +48,7 @@ from elasticjob.train.restoring import agree, assembled, check_size
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
+from elasticjob.train.storage_folder import StorageFolder
 
 __all__ = ["Restored", "SnapshotError", "Snapshots"]
 
@@ -64,7 +64,8 @@ REPLICAS_BY_DEFAULT = 1
 _CALL = ("step", "rank_state", "store")
 """Values of a call of `save` that must be the same on all ranks."""
 _PROPOSAL = struct.Struct("<q??QB???q")
-_BEGIN = struct.Struct("<II????qQ")
+_DIGEST = struct.Struct("<I")
+_BEGIN = struct.Struct("<I????qQ")
 
 
 class Restored(NamedTuple):
@@ -195,6 +196,7 @@ class Snapshots:
             self._report,
             self._reached,
         )
+        self._is_each_step = every_steps == 1
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
@@ -223,6 +225,7 @@ class Snapshots:
         """Arguments that must be the same on all ranks."""
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
+        self._copied: Version | None = None  # confirmed by the replication that `close` has ended
 
     def restore(self, into: Any = None) -> Restored | None:
         """Return the newest snapshot that the ranks hold together; None if there is none.
@@ -244,6 +247,7 @@ class Snapshots:
         self._end_former()
         self._optimizers.restored()
         gang = self._gang = Gang()
+        self._check_settings(gang)
         agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
         self._store.restored(agreed.stored, agreed.stored_at)
@@ -283,8 +287,14 @@ class Snapshots:
         if self._overlap is not None:
             _await(self._overlap)
         self._claim.release()  # no copy writes any more
+        self._end_replication()
+        self._copied = None
+
+    def _end_replication(self) -> None:
+        """End the replication; the next `save` with states of the ranks begins another one."""
         if self._replication is not None:
             self._replication.close()
+            self._copied = self._replication.generations.confirmed
             self._replication = None
 
     def save(
@@ -426,7 +436,8 @@ class Snapshots:
         if not is_due:
             part = part_at_stop(version, self._next_step - self._last_step, ranks)
         own = None if rank_state is None else (gang.rank, rank_state)
-        stop.hold(part, self._newest, state, began, own)
+        is_taken = is_due and self._is_each_step
+        stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
     def close(self) -> None:
@@ -439,8 +450,7 @@ class Snapshots:
         finally:
             self._store.end()
             self._store.tell()
-            if self._replication is not None:
-                self._replication.close()
+            self._end_replication()
             self._claim.release()
 
     def _claimed(self) -> Claim:
@@ -455,22 +465,22 @@ class Snapshots:
 
     # --- restore
 
+    def _check_settings(self, gang: Gang) -> None:
+        """Raise SnapshotError on all ranks if a setting differs: they would decide differently."""
+        digest = _DIGEST.pack(zlib.crc32(self._settings))
+        if any(bytes(each) != digest for each in gang.gather(digest, is_fixed=True)):
+            settings = [json.loads(bytes(each)) for each in gang.gather(self._settings)]
+            check_same("Snapshots", settings)
+
     def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
         """Number this gang; return the lost steps and their duration in seconds."""
         reached = self._memory.reached()
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
         holds = self._stop is not None and self._stop.can_hold and not self._sharded
-        digest, measured = zlib.crc32(self._settings), self._pace.is_measured
-        begin = _BEGIN.pack(
-            digest, secrets.randbits(32), measured, has_place, stores, holds, *reached
-        )
-        told = gang.gather(begin, is_fixed=True)
-        drawn = [_BEGIN.unpack(content) for content in told]
-        if any(theirs != digest for theirs, *_ in drawn):
-            settings = [json.loads(bytes(each)) for each in gang.gather(self._settings)]
-            check_same("Snapshots", settings)
-        drawn = [tuple(fields) for _, *fields in drawn]
+        measured, bits = self._pace.is_measured, secrets.randbits(32)
+        begin = _BEGIN.pack(bits, measured, has_place, stores, holds, *reached)
+        drawn = [_BEGIN.unpack(content) for content in gang.gather(begin, is_fixed=True)]
         self._number = next_gang(offers, drawn[0][0])
         self._is_measured = any(measured for _, measured, *_ in drawn)
         self._has_place = any(place for _, _, place, *_ in drawn)
@@ -511,7 +521,10 @@ class Snapshots:
             self._replicas = 0
             return False
         self._report.change(replicas=self._replicas)
-        self._replication.restored(*self._found)
+        if self._copied is None:
+            self._replication.restored(*self._found)
+        else:
+            self._replication.continued(self._copied)
         gang.gather(b"\0", is_fixed=True)  # no copy arrives while stale ones are removed
         return True
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import logging
 import os
 import socket
@@ -22,17 +21,15 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from elasticjob import train
 from elasticjob.train.codec import encode
+from elasticjob.train.held_state import Copies, Held, NotHeld
 from elasticjob.train.interval import HELD_SHARE
 from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
-
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
@@ -60,8 +57,6 @@ BEGUN_SHARE = 0.25
 same `save` so copy the same step."""
 LATE_SHARE = 1.5
 """Usual durations of a step after whose begin its end is not waited for: it may hang."""
-COPIED_BYTES = 16 << 20
-"""Maximum size of the state that each call of `save` copies."""
 OWN_BYTES = 1 << 20
 """Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 BYTES_PER_SECOND = 500e6
@@ -72,30 +67,6 @@ MEASURED = 5
 """Number of measured times, of which the median counts."""
 RETRY = 10
 """Number of regular snapshots after which a rank that gave up holding tries again."""
-_IMMUTABLE = (int, float, bool, str, bytes, type(None))
-_SEQUENCES = (list, tuple, set, frozenset)
-_MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
-
-
-class NotHeld(Exception):
-    """State that cannot be held without a copy of most of it."""
-
-
-class Held(NamedTuple):
-    """State of a step.
-
-    Args:
-        part: the shared part that a copy writes.
-        keep: newest version of all ranks, which a copy does not overwrite.
-        size: bytes of its tensors.
-        sources: what only the optimizers change, to find any other change.
-    """
-
-    part: Part
-    keep: Version
-    state: Any
-    size: int
-    sources: _Sources
 
 
 class StopCopy:
@@ -124,12 +95,15 @@ class StopCopy:
         self._held: Held | None = None
         self._size = 0
         self._is_refused, self._rounds_off = False, 0
+        self._is_needless = False
+        """True while regular snapshots of each short step have the state."""
         self._held_steps = 0  # since the ranks have agreed to hold
         self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
+        self._saved_step = -1  # of the last call of `save` that has held its state, or failed to
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._is_stopping = False
         """True while the end of the step is waited for: `save` then does not return."""
@@ -151,9 +125,10 @@ class StopCopy:
     def start(self, is_on: bool) -> None:
         """Begin after a restore, in which the ranks have agreed to hold, or not."""
         self.release()
-        self.is_on = is_on
+        self._switch(is_on)
         self._is_refused, self._rounds_off = False, 0
         self._held_steps = 0
+        self._saved_step = -1
         self._costs.clear()
         self._steps.clear()
         self._between.clear()
@@ -176,7 +151,14 @@ class StopCopy:
             self.release()
         if is_on and not self.is_on:
             self._held_steps = 0
+        self._switch(is_on)
+
+    def _switch(self, is_on: bool) -> None:
+        """Hold or not; a stop then waits for no further state."""
         self.is_on = is_on
+        if self._pid == os.getpid():  # in a fork the lock may stay held
+            with self._changed:
+                self._changed.notify_all()
 
     @property
     def is_measured(self) -> bool:
@@ -204,6 +186,8 @@ class StopCopy:
         state: Any,
         began: float,
         own: tuple[int, Any] | None = None,
+        *,
+        is_taken: bool = False,
     ) -> None:
         """Keep the state until the next step of an optimizer.
 
@@ -213,6 +197,8 @@ class StopCopy:
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
             own: rank of this process, and its own state; None without one.
+            is_taken: True if each step has a regular snapshot, which a stop completes. The state is
+                then kept only to detect the end of a step that a planned stop waits for.
         """
         self._held_steps += 1
         if self._last is not None and part.version.step > self._last[0]:
@@ -225,23 +211,29 @@ class StopCopy:
         if keep != self._keep:
             self._keep, self._keep_at = keep, self._taken_at
         held = None
+        is_short = bool(self._steps) and statistics.median(self._steps) < LONG_STEP_SECONDS
+        self._is_needless = is_taken and is_short
         try:
-            if own is not None:  # before the shared part is held: see `has_own_parts`
-                self._commit_own(part._replace(rank=own[0]), own[1])
-            copies = _Copies(self._optimizers.all)
-            values = copies.held(state)
-            if not copies.size:  # as on ranks that leave the state to rank 0
-                raise NotHeld
-            held = Held(part, keep, values, copies.size, copies.sources)
-            self._size = copies.size
+            if not self._is_needless:
+                held = self._kept(part, keep, state, own)
         except (NotHeld, RuntimeError, TypeError, OSError):  # also a state that contains itself
             self._is_refused = True
         self._costs.append(time.perf_counter() - began)
         with self._changed:
-            self._held = held
+            self._held, self._saved_step = held, part.version.step
             self._changed.notify_all()
             if self._is_stopping and self._pid == os.getpid():
                 self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
+
+    def _kept(self, part: Part, keep: Version, state: Any, own: tuple[int, Any] | None) -> Held:
+        if own is not None:  # before the shared part is held: see `has_own_parts`
+            self._commit_own(part._replace(rank=own[0]), own[1])
+        copies = Copies(self._optimizers.all)
+        values = copies.held(state)
+        if not copies.size:  # as on ranks that leave the state to rank 0
+            raise NotHeld
+        self._size = copies.size
+        return Held(part, keep, values, copies.size, copies.sources)
 
     def _commit_own(self, part: Part, own: Any) -> None:
         body, buffers = encode(own), self._memory.buffers
@@ -282,7 +274,7 @@ class StopCopy:
         deadline = time.monotonic() + seconds
         self._overlap.settle(seconds)
         with self._changed:
-            self._changed.wait_for(lambda: self._held is not None or not self.is_on, patience)
+            self._changed.wait_for(self._has_no_more_to_come, patience)
             held, buffers = self._held, self._memory.buffers
             self._held = None
             if held is None or buffers is None or not self._is_worth_it(held.size):
@@ -307,6 +299,9 @@ class StopCopy:
             )
             return False
 
+    def _has_no_more_to_come(self) -> bool:
+        return self._held is not None or self._is_needless or not self.is_on
+
     def answer(self, link: socket.socket) -> None:
         """Copy the state for the launcher, which closes its side when it waits no longer."""
         kind, most = _requested(link)
@@ -316,10 +311,10 @@ class StopCopy:
             return
         link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
         try:
-            if left:
-                self._finish_step(left)
+            is_finished = bool(left) and self._finish_step(left)
             if kind != END_STEP:
-                self.commit(seconds, min(seconds, self._patience()))
+                # The step that has ended is held already, or cannot be.
+                self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
         finally:
             with self._changed:
                 self._is_stopping = False
@@ -328,10 +323,12 @@ class StopCopy:
     def _left_of_step(self, most: float) -> float:
         """Return the maximum wait for the end of the step; 0 to lose it.
 
+        After a requested save no further step begins.
+
         Args:
             most: seconds in which the copy must be complete too.
         """
-        if self._last is None or not self._steps:
+        if self._last is None or not self._steps or train.link().awaits_stop:
             return 0.0
         usual, since = statistics.median(self._steps), time.perf_counter() - self._last[1]
         left = LATE_SHARE * usual - since
@@ -340,19 +337,15 @@ class StopCopy:
         is_worth_it = usual >= LONG_STEP_SECONDS and since >= BEGUN_SHARE * usual
         return max(0.0, left) if is_within and is_worth_it else 0.0
 
-    def _finish_step(self, seconds: float) -> None:
-        """Wait for the next `save`, which then waits until the state is copied."""
-        if self._last is None:
-            return
-        step = self._last[0]
+    def _finish_step(self, seconds: float) -> bool:
+        """Wait for the next `save`, which then waits until the state is copied.
 
-        def is_finished() -> bool:
-            held = self._held
-            return not self.is_on or (held is not None and held.part.version.step > step)
-
+        Returns True if the step has ended; not if the ranks hold no more, or the time is over.
+        """
         with self._changed:
-            self._is_stopping = True
-            self._changed.wait_for(is_finished, seconds)
+            step, self._is_stopping = self._saved_step, True
+            self._changed.wait_for(lambda: self._saved_step > step or not self.is_on, seconds)
+            return self._saved_step > step
 
     def _patience(self) -> float:
         """Return the maximum wait for the end of a step whose optimizers are at work.
@@ -363,7 +356,8 @@ class StopCopy:
 
     def _limit_seconds(self) -> float:
         """Return the maximum duration of a copy; 0 for none."""
-        is_useful = self.is_on and not self._is_refused and self._is_worth_it(self._size)
+        is_held = self.is_on and not self._is_refused and not self._is_needless
+        is_useful = is_held and self._is_worth_it(self._size)
         if not is_useful and not self._overlap.is_copying:
             return 0.0
         if not self._size:
@@ -416,7 +410,7 @@ class StopCopy:
     def close(self) -> None:
         """End the copies of this object."""
         self.release()
-        self.is_on = False
+        self._switch(False)
         if self._listener is not None:
             self._listener()
         self._pid = 0
@@ -448,102 +442,6 @@ def ended_with_error() -> bool:
     if kind is None:
         return False
     return not (issubclass(kind, SystemExit) and not getattr(value, "code", 1))
-
-
-class _Copies:
-    """One pass over a state: containers and small tensors are copied, those of optimizers are not.
-
-    Values of other types, which a snapshot refuses, stay as they are.
-    """
-
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        import torch
-
-        self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
-        self._strided = torch.strided
-        self.sources = _Sources(optimizers)
-        self._copied = 0
-        self.size = 0
-
-    def held(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in _IMMUTABLE:
-            return value
-        if isinstance(value, self._tensor):
-            return self._of_tensor(value)
-        if kind in _MAPPINGS:
-            return kind({key: self.held(item) for key, item in value.items()})
-        if kind in _SEQUENCES:
-            return kind([self.held(item) for item in value])
-        if kind is bytearray:
-            return bytearray(value)
-        if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "nbytes"):
-            self._count(value.nbytes)
-            return value.copy()
-        return value
-
-    def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_plain = type(tensor) in self._plain and tensor.layout is self._strided
-        if not is_plain or tensor.device.type != "cpu":
-            raise NotHeld
-        size = tensor.nbytes
-        self.size += size
-        if (tensor.data_ptr(), size) in self.sources.memory:
-            # An assignment to the `data` of a parameter replaces its memory.
-            return tensor.detach() if type(tensor) is self._plain[1] else tensor
-        self._count(size)
-        return tensor.detach().clone()
-
-    def _count(self, size: int) -> None:
-        self._copied += size
-        if self._copied > COPIED_BYTES:
-            raise NotHeld
-
-
-class _Sources:
-    """Tensors that only the steps of the optimizers change: their memory, and marks of values.
-
-    Other changes in place are against the rules, such as weights that are exchanged for a
-    validation. The version of a tensor counts them, except those through `data`, which show in the
-    first element of a parameter.
-    """
-
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        import torch
-
-        self._parameters: list[torch.Tensor] = []
-        self._states: list[torch.Tensor] = []
-        try:
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    self._parameters += group["params"]
-                for state in optimizer.state.values():
-                    found = [each for each in state.values() if isinstance(each, torch.Tensor)]
-                    self._states += found
-            tensors = self._parameters + self._states
-            self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
-            self._marks = self._marked()
-        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
-            raise NotHeld from error
-        self.memory.discard((0, 0))
-
-    def have_changed(self) -> bool:
-        """Return True if something has changed them in place, or moved them."""
-        try:
-            return self._marked() != self._marks
-        except (NotHeld, RuntimeError):
-            return True
-
-    def _marked(self) -> tuple[list[int], list[bytes]]:
-        versions = [each._version for each in self._parameters + self._states]
-        firsts = []
-        for each in self._parameters:
-            if each.nbytes:
-                address = each.data_ptr() if each.device.type == "cpu" else 0
-                if not address:  # on a device, or without memory: a read would end the process
-                    raise NotHeld
-                firsts.append(ctypes.string_at(address, each.itemsize))
-        return versions, firsts
 
 
 def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticjob.train.agreement import SHARED, Part, Version, complete_versions
-from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.part_files import Body
+from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -89,7 +89,13 @@ class MethodRuntime:
         self._monitor = asyncio.create_task(self._monitored(command.round))
 
     async def stop(
-        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+        self,
+        round: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = True,
+        ends_step: bool = False,
     ) -> None:
         """Stop the workers; the subclass chooses the grace period."""
         self._end_monitor()

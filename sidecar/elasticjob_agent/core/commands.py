@@ -28,13 +28,15 @@ class PrepareGroup:
 class StopGroup:
     """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
 
-    With `dump` the workers write their stacks first, with `copies` their training state.
+    With `dump` the workers write their stacks first, with `copies` their training state. With
+    `ends_step` they end their step before.
     """
 
     round: int
     grace_seconds: float
     dump: bool = False
     copies: bool = True
+    ends_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

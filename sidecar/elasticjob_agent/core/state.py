@@ -52,11 +52,13 @@ class StopOrder:
 
     Attributes:
         copies: True if the workers copy their training state before.
+        ends_step: True if the workers end their step before: those of other nodes then can.
     """
 
     cause: StopCause
     grace_seconds: float
     copies: bool = True
+    ends_step: bool = True
 
     @property
     def dump(self) -> bool:

@@ -406,8 +406,8 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
 
 
 def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
-    """Order the worker group's stop, shorten its grace or end its copies; repeat the order after a
-    reconnect."""
+    """Order the worker group's stop, shorten its grace or end its copies or its wait for a step;
+    repeat the order after a reconnect."""
     group = state.group
     if group is None or group.empty or state.gone:
         return state, ()
@@ -419,17 +419,36 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
     assert order is not None
     if wanted is not None and wanted.grace_seconds < order.grace_seconds:
         order = replace(order, grace_seconds=wanted.grace_seconds)
-    order = replace(order, copies=order.copies and _uses_copies(state))
+    is_planned = order.cause in (StopCause.PLANNED, StopCause.LEAVE) and order.grace_seconds > 0
+    order = replace(
+        order,
+        copies=order.copies and _is_used_again(state),
+        ends_step=order.ends_step and is_planned and _others_continue(state),
+    )
     if order != stands:
         state = replace(state, group=replace(group, order=order))
     elif not again:
         return state, ()
-    return state, (StopGroup(group.round, order.grace_seconds, order.dump, order.copies),)
+    command = StopGroup(group.round, order.grace_seconds, order.dump, order.copies, order.ends_step)
+    return state, (command,)
 
 
-def _uses_copies(state: State) -> bool:
+def _is_used_again(state: State) -> bool:
     """Return True while a round may follow here: the memory of copies ends with the node or job."""
     return not state.leaving and not isinstance(state.directive, Finish | Left | Refused)
+
+
+def _others_continue(state: State) -> bool:
+    """Return True if workers of other nodes need the end of a step here, as the job goes on.
+
+    A job whose only node leaves does not.
+    """
+    match state.directive:
+        case Run(roster=roster):
+            return len(roster.seats) > 1
+        case Stop():
+            return True
+    return False
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:

@@ -215,8 +215,7 @@ class Channel:
             }
         )
 
-    async def stop(self, round: int, grace_seconds: float, dump: bool, copies: bool) -> None:
-        how = {"grace_seconds": grace_seconds, "dump": dump, "copies": copies}
+    async def stop(self, round: int, **how: float) -> None:
         await self.send({"type": "stop", "round": round, **how})
 
     async def signal(self, round: int, signum: int) -> None:
@@ -278,9 +277,17 @@ class ChannelRuntime:
         await self._connected().start(command)
 
     async def stop(
-        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+        self,
+        round: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = True,
+        ends_step: bool = False,
     ) -> None:
-        await self._connected().stop(round, grace_seconds, dump, copies)
+        await self._connected().stop(
+            round, grace_seconds=grace_seconds, dump=dump, copies=copies, ends_step=ends_step
+        )
 
     async def signal(self, round: int, signum: int) -> None:
         await self._connected().signal(round, signum)

@@ -158,9 +158,15 @@ class NodeCommand:
             self._answer(current)
 
     def stop(
-        self, number: int, grace_seconds: float, dump: bool = False, *, copies: bool = False
+        self,
+        number: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = False,
+        ends_step: bool = False,
     ) -> None:
-        """Stop the round's workers. `copies` has no effect: torchrun ends them by itself."""
+        """Stop the round's workers. torchrun ends them by itself: the last two have no effect."""
         current = self._active
         if current is None or current.number != number:
             self._emit({"type": "stopped", "round": number})

@@ -74,10 +74,15 @@ class Round:
         self.unasked = False
         self.copies: StopCopies | None = None
         self.kills_after_copies = False
-        self.ends_at = 0.0  # end of the grace period that began with a copy
+        # Grace period of the stop that began with a copy, and its end.
+        self.grace_seconds = self.ends_at = 0.0
         self.kill_timer: Timer | None = None
         self.watch = StuckWatch()
         self.stuck = ""
+
+    def left(self, dump: bool) -> float:
+        """Return the rest of the grace period; the one for stacks begins after the copies."""
+        return self.grace_seconds if dump else self.ends_at - time.monotonic()
 
 
 class Workers:
@@ -181,35 +186,39 @@ class Workers:
         self._check_groups()
 
     def stop(
-        self, number: int, grace_seconds: float, dump: bool = False, *, copies: bool = False
+        self,
+        number: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = False,
+        ends_step: bool = False,
     ) -> None:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
         snapshots, in at most half of a grace period, also of a shorter one in a further stop. With
-        a grace period, and no `dump`, they end their step before, also without `copies`: the
-        workers of other nodes then can. A handler of SIGTERM gets the whole of a grace period
-        without copies. A copy ends with a further stop without `copies`, and any wait with one that
-        takes away the grace period, as with the end of the permission to live. A stop that repeats
-        the order, as an agent does after a reconnect, changes nothing.
+        `ends_step`, a grace period and no `dump` they end their step before, also without `copies`:
+        the workers of other nodes then can. A handler of SIGTERM gets the whole of a grace period
+        without copies. A copy ends with a further stop without `copies`, the wait for a step with
+        one without `ends_step`, and both with one that takes away the grace period, as with the end
+        of the permission to live. No further stop extends a grace period. One that repeats the
+        order, as an agent does after a reconnect, changes nothing.
         """
         current = self._round
-        is_planned = grace_seconds > 0 and not dump
+        ends_step = ends_step and grace_seconds > 0 and not dump
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
         elif not current.begun:
             self._check_groups()
         elif copies and not current.terminated and current.copies is None:
-            kind = COPY_AFTER_STEP if is_planned else AT_ONCE
+            kind = COPY_AFTER_STEP if ends_step else AT_ONCE
             self._copy(current, grace_seconds, dump, kind)
+        elif current.copies is not None and current.copies.pending:
+            goes_on = ends_step if current.copies.kind == END_STEP else copies
+            self._shorten(current, current.copies, grace_seconds, dump, goes_on)
         elif (
-            current.copies is not None
-            and current.copies.pending
-            and (copies or current.copies.kind == END_STEP)
-        ):
-            self._shorten_copies(current, grace_seconds, dump)
-        elif (
-            is_planned
+            ends_step
             and current.copies is None
             and not (current.terminated or _handles(current, signal.SIGTERM))
         ):
@@ -217,12 +226,17 @@ class Workers:
         else:
             self._end(current, grace_seconds, dump)
 
-    def _shorten_copies(self, current: Round, grace_seconds: float, dump: bool) -> None:
-        if grace_seconds > 0:
-            current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
+    def _shorten(
+        self, current: Round, copies: StopCopies, grace_seconds: float, dump: bool, goes_on: bool
+    ) -> None:
+        """Shorten the grace period during a copy, and end that unless it `goes_on`."""
+        current.grace_seconds = min(current.grace_seconds, grace_seconds)
+        current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
+        if not goes_on:
+            self._end(current, current.left(dump), dump)
+        elif grace_seconds > 0:
             if not dump:
-                assert current.copies is not None
-                current.copies.shorten(grace_seconds / 2)
+                copies.shorten(grace_seconds / 2)
         elif not current.kills_after_copies:
             self._kill(current)
 
@@ -323,16 +337,13 @@ class Workers:
             current.kill_timer = self._loop.call_later(grace_seconds, lambda: self._kill(current))
 
     def _copy(self, current: Round, grace_seconds: float, dump: bool, kind: int) -> None:
-        """End the workers once those that can have done what this kind of request asks for.
-
-        The period for stacks begins after that, the one for SIGTERM with the order.
-        """
+        """End the workers once those that can have done what this kind of request asks for."""
+        current.grace_seconds = grace_seconds
         current.ends_at = time.monotonic() + grace_seconds
         current.kills_after_copies = grace_seconds <= 0
 
         def end() -> None:
-            left = grace_seconds if dump else current.ends_at - time.monotonic()
-            self._end(current, left, dump)
+            self._end(current, current.left(dump), dump)
 
         running = [worker.local_rank for worker in current.workers if not worker.exited]
         folder = self._base_env.get(VARIABLE, "")

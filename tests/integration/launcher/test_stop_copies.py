@@ -119,13 +119,16 @@ link.close()
 
 
 @pytest.mark.parametrize(
-    ("grace_seconds", "dump", "copies", "request_file"),
+    ("grace_seconds", "dump", "copies", "ends_step", "request_file"),
     [
-        (0.0, False, True, "EJSC-0-10000"),
-        (8.0, True, True, "EJSC-0-10000"),
-        (8.0, False, True, "EJSC-1-4000"),
-        (8.0, False, False, "EJSC-2-4000"),
-        (0.0, False, False, ""),
+        (0.0, False, True, True, "EJSC-0-10000"),
+        (8.0, True, True, True, "EJSC-0-10000"),
+        (8.0, False, True, True, "EJSC-1-4000"),
+        (8.0, False, True, False, "EJSC-0-4000"),
+        (8.0, False, False, True, "EJSC-2-4000"),
+        (8.0, False, False, False, ""),
+        (8.0, True, False, True, ""),
+        (0.0, False, False, True, ""),
     ],
 )
 def test_request_names_the_kind_of_the_stop_and_its_time(
@@ -134,12 +137,13 @@ def test_request_names_the_kind_of_the_stop_and_its_time(
     grace_seconds: float,
     dump: bool,
     copies: bool,
+    ends_step: bool,
     request_file: str,
 ) -> None:
-    """Only a planned stop lets the workers end their step, also that of a node that leaves."""
+    """A stop with stacks or without a grace period waits for no step."""
 
     async def ordered(runtime: Any, _: list[int]) -> None:
-        await runtime.stop(1, grace_seconds, dump, copies=copies)
+        await runtime.stop(1, grace_seconds, dump, copies=copies, ends_step=ends_step)
 
     workers = [worker(tmp_path, 0, LISTENS, REQUESTED.format())]
     run(start_launcher, tmp_path, workers, ordered)
@@ -274,11 +278,67 @@ def test_shorter_grace_period_ends_a_copy_in_time_for_the_script(
     assert (tmp_path / "terminated").exists()
 
 
+IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LISTENS
+AGAIN_SECONDS = 300.0
+"""Grace period of a further stop, far longer than any test."""
+
+
+@pytest.mark.parametrize(
+    ("first", "further"),
+    [
+        ({}, {"copies": False}),
+        ({}, {}),
+        ({"copies": False, "ends_step": True}, {"copies": False, "ends_step": True}),
+        ({"copies": False, "ends_step": True}, {"copies": False}),
+        ({"copies": False}, {"copies": False}),
+    ],
+)
+def test_further_stop_extends_no_grace_period(
+    start_launcher: StartLauncher, tmp_path: Path, first: dict[str, Any], further: dict[str, Any]
+) -> None:
+    async def twice(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 4.0, **first)
+        if first.get("copies", True) or first.get("ends_step"):
+            await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, AGAIN_SECONDS, **further)
+
+    workers = [worker(tmp_path, 0, IGNORES, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, twice) < 60.0
+
+
+def test_shorter_stop_during_a_copy_shortens_the_period_for_stacks(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    handles = "import signal; signal.signal(signal.SIGABRT, lambda *_: None); " + LISTENS
+
+    async def shortened(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, AGAIN_SECONDS, True)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, 1.0, True)
+
+    workers = [worker(tmp_path, 0, handles, answers(LONG_MS, 0.5) + "while 1: time.sleep(1)")]
+    assert run(start_launcher, tmp_path, workers, shortened) < 60.0
+
+
+def test_stop_that_ends_no_step_ends_the_wait_for_one(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    """Such as one at the end of the job, once this node leaves."""
+
+    async def finished(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, 60, copies=False, ends_step=True)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, 60, copies=False)
+
+    workers = [worker(tmp_path, 0, LISTENS, answers(LONG_MS, 1000))]
+    assert run(start_launcher, tmp_path, workers, finished) < LONG_SECONDS
+
+
 def test_stop_without_copies_gives_the_script_its_whole_grace_period(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
     async def leave(runtime: Any, _: list[int]) -> None:
-        await runtime.stop(1, 60, copies=False)
+        await runtime.stop(1, 60, copies=False, ends_step=True)
 
     workers = [worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))]
     assert run(start_launcher, tmp_path, workers, leave) < LONG_SECONDS

@@ -28,6 +28,7 @@ def one(rank, settings, last):
     stays = settings.pop("stays", last)
     deaf = settings.pop("deaf", None)
     twice = settings.pop("twice", False)
+    closes = settings.pop("closes", 0)
     if deaf is not None:
         links.QUIET_SECONDS = 1.0
     if rank == deaf:
@@ -60,6 +61,8 @@ def one(rank, settings, last):
         copies = snapshots._replication
         while step <= stays and copies is not None and copies.state == State.RUNNING:
             time.sleep(0.01)
+        if step == closes:
+            snapshots.close()  # the next save begins again
         if step == stays:  # no rank copies a later version
             dist.barrier()
             replication.send = refuse
@@ -116,6 +119,22 @@ results["lost"] = gang("lost", ["a", "c"], 6)
     )
     assert found["again"] == [[3, True, "memory"]] * 2
     assert found["lost"] == [[6, True, "memory"]] * 2
+
+
+def test_save_after_close_is_replicated(tmp_path: Path) -> None:
+    found, _ = run(
+        tmp_path,
+        """
+gang("first", "abc", 6, closes=2)
+lose("c")
+results["lost"] = gang("lost", "abd", 6)
+gang("sharded", "fg", 6, closes=2, sharded=True)
+lose("f")
+results["sharded"] = gang("sharded lost", "hg", 6, sharded=True)
+""",
+    )
+    assert found["lost"] == [[6, True, "memory"]] * 3
+    assert found["sharded"] == [[6, True, "memory"]] * 2
 
 
 def test_snapshots_copied_during_the_next_step_are_replicated(tmp_path: Path) -> None:

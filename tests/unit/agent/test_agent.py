@@ -97,7 +97,13 @@ class FakeRuntime:
         self.said.put_nowait(Stopped(command.round))
 
     async def stop(
-        self, round: int, grace_seconds: float, dump: bool = False, *, copies: bool = True
+        self,
+        round: int,
+        grace_seconds: float,
+        dump: bool = False,
+        *,
+        copies: bool = True,
+        ends_step: bool = False,
     ) -> None:
         self.said.put_nowait(Stopped(round))
 

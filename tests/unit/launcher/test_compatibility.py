@@ -33,10 +33,10 @@ FRAMEWORKS = [
         "codec.py",
         "data.py",
         "gang.py",
+        "held_state.py",
         "initialization.py",
         "overlap.py",
         "sharding.py",
-        "stop_copy.py",
     )
 ]  # fmt: skip
 """Modules that import a framework in the functions that need it."""

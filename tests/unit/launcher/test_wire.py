@@ -63,10 +63,24 @@ def test_malformed_message_is_an_error(line: bytes) -> None:
             {"type": "command", "env": {"A": "b"}, "log_dir": "/logs", "max_log_bytes": 9},
             Command({"A": "b"}, "/logs", 9),
         ),
-        ({"type": "stop", "round": 1, "grace_seconds": 0.5}, Stop(1, 0.5)),
+        ({"type": "stop", "round": 1, "grace_seconds": 0.5}, Stop(1, 0.5, ends_step=True)),
         (
             {"type": "stop", "round": 1, "grace_seconds": 9, "dump": True, "copies": False},
             Stop(1, 9.0, dump=True, copies=False),
+        ),
+        (
+            {
+                "type": "stop",
+                "round": 1,
+                "grace_seconds": 9,
+                "copies": False,
+                "ends_step": True,
+            },
+            Stop(1, 9.0, copies=False, ends_step=True),
+        ),
+        (
+            {"type": "stop", "round": 1, "grace_seconds": 9, "copies": True, "ends_step": False},
+            Stop(1, 9.0),
         ),
         ({"type": "signal", "round": 1, "signum": 15}, Signal(1, 15)),
         ({"type": "release", "exit_code": 3, "message": "m"}, Release(3, "m")),

@@ -280,6 +280,36 @@ def test_copy_replaces_the_part_of_a_lost_node() -> None:
     ]
 
 
+def test_copies_of_the_version_before_a_stop_are_kept_until_there_are_newer_ones() -> None:
+    """A node may be lost before the copies of the restored version are on another one."""
+
+    def own(version: Version, rank: int) -> Part:
+        return Part(version, rank, 2, 0)
+
+    shared = {version: Part(version, SHARED, 2, 0) for version in (V1, V2, V3)}
+    at_stop = shared[V3]._replace(at_stop=True)
+    offers = [
+        Offer(
+            memory=(shared[V2], at_stop, own(V2, rank), at_stop._replace(rank=rank)),
+            replicas=(own(V1, 1 - rank), own(V2, 1 - rank)),
+        )
+        for rank in (0, 1)
+    ]
+    plan = decide(offers)
+    assert plan is not None
+    assert (plan.version, len(plan.own)) == (V3, 2)
+    assert kept(offers, gang(1, 1), plan, False) == V2
+    copied = [
+        each._replace(replicas=(*each.replicas, at_stop._replace(rank=1 - rank)))
+        for rank, each in enumerate(offers)
+    ]
+    assert kept(copied, gang(1, 1), plan, False) == V3
+    partly = [copied[0], offers[1]]
+    assert kept(partly, gang(1, 1), plan, False) == V2
+    alone = [each._replace(replicas=()) for each in offers]
+    assert kept(alone, gang(1, 1), plan, False) == V3
+
+
 def test_version_that_survives_the_most_losses_is_kept_for_sharded_state() -> None:
     members = gang(1, 1)
     offers = [

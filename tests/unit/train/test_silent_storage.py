@@ -19,9 +19,9 @@ import pytest
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots, part_files, restoring, storage
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, read
+from elasticjob.train.storage_folder import StorageFolder
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
@@ -442,16 +442,16 @@ def test_memory_alone_needs_no_exchange_between_ranks(
 
 FORKED = """
 import multiprocessing, sys, time
-from elasticjob.train import Snapshots, buffers
+from elasticjob.train import Snapshots, storage_folder
 
-real = buffers.StorageFolder.store
+real = storage_folder.StorageFolder.store
 
 def slow(*arguments):
     time.sleep(2)
     real(*arguments)
 
 def train():
-    buffers.StorageFolder.store = slow
+    storage_folder.StorageFolder.store = slow
     snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1)
     snapshots.restore()
     snapshots.save(1, {"x": 1})

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticjob.train import part_files
+from elasticjob.train import agreement, buffers, part_files
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers, StorageFolder
+from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
 from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
 from elasticjob.train.storage import StorageWrite
+from elasticjob.train.storage_folder import StorageFolder
 from tests.paths import ROOT
 
 
@@ -40,7 +44,7 @@ def content(path: Path, of: Part) -> bytes:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from elasticjob.train import buffers, part_files
+from elasticjob.train import buffers, part_files, storage_folder
 from tests.unit.train.test_snapshot_files import body, part
 
 kind, folder, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -64,8 +68,9 @@ class Os:
         return call
 
 armed = False
-buffers.os = part_files.os = Os()
-store = buffers.StorageFolder(folder) if kind == "storage" else buffers.MemoryBuffers(folder, 0)
+buffers.os = storage_folder.os = part_files.os = Os()
+stores = kind == "storage"
+store = storage_folder.StorageFolder(folder) if stores else buffers.MemoryBuffers(folder, 0)
 write = store.store if kind == "storage" else store.commit
 if kind == "stop":
     part_files._PARALLEL_BYTES = 0
@@ -316,7 +321,7 @@ def test_damaged_part_is_overwritten_before_a_good_one(tmp_path: Path) -> None:
         assert memory.restored(part(1))
         memory.commit(part(2), body(2))
         after = MemoryBuffers(folder, 0)
-        after.damaged(part(number))
+        after.damaged(after.parts()[part(number)], part(number))
         assert not after.restored(part(number))
         after.commit(part(3), body(3))
         assert {each.version.step for each in after.parts()} == {3, 3 - number}
@@ -510,3 +515,230 @@ def test_expired_versions_are_removed_before_the_write(
     monkeypatch.setattr(os, "posix_fallocate", limited)
     assert written(storage, [part(5)]) == ([5], "")
     assert {each.version.step for each in storage.parts()} == {1, 4, 5}
+
+
+PATIENCE_SECONDS = 60.0
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def functions_of_the_main_thread() -> list[str]:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    names = []
+    at: Any = frame
+    while at is not None:
+        names.append(at.f_code.co_name)
+        at = at.f_back
+    return names
+
+
+@pytest.fixture
+def interrupts() -> Iterator[list[int]]:
+    """Let SIGUSR1 raise KeyboardInterrupt; return a list with an entry for each."""
+    found: list[int] = []
+
+    def interrupt(signum: int, _: object) -> None:
+        found.append(signum)
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    yield found
+    signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_interrupted_caller_returns_only_once_no_thread_writes(
+    interrupts: list[int], number: int
+) -> None:
+    """Such as by a handler of SIGTERM that raises; also again, during the wait for the end."""
+    written: list[int] = []
+
+    def write() -> None:
+        for at, function in enumerate(("result", "end")[:number], 1):
+            until(lambda name=function: {name, "wait"} <= set(functions_of_the_main_thread()))  # type: ignore[misc]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(lambda at=at: len(interrupts) == at)  # type: ignore[misc]
+        until(lambda: {"end", "wait"} <= set(functions_of_the_main_thread()))
+        written.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        part_files.side_by_side(lambda: None, write)
+    assert (written, len(interrupts)) == ([1], number)
+
+
+def test_interrupted_caller_waits_for_no_thread_that_did_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[int] = []
+
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part_files.side_by_side(lambda: called.append(0), lambda: called.append(1))
+    assert called == []
+
+
+def test_thread_that_begins_after_the_caller_was_interrupted_calls_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[int] = []
+    late: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        late.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part_files.side_by_side(lambda: called.append(0), lambda: called.append(1))
+    start(late[0])
+    late[0].join(PATIENCE_SECONDS)
+    assert called == []
+
+
+def own(step: int, rank: int = 0, ranks: int = 1) -> Part:
+    return Part(Version(step, 7), rank, ranks, step - 1)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_damaged_buffer_costs_no_other_one_with_the_same_part(tmp_path: Path) -> None:
+    """The own part of a regular snapshot is in a buffer of its step, too."""
+    memory = MemoryBuffers(tmp_path, 0)
+    memory.commit_own(own(1), body(1))
+    memory.commit(own(1), body(1))
+    path = memory.parts()[own(1)]
+    damage(path)
+    memory.damaged(path, own(1))
+    other = memory.parts()[own(1)]
+    assert other != path
+    assert content(other, own(1)) == content(other, own(1))
+    memory.damaged(other, own(1))
+    assert memory.parts() == {}
+    memory.commit(own(2), body(2))
+    memory.commit_own(own(2), body(2))
+    assert list(memory.parts()) == [own(2)]
+
+
+def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None:
+    size = RECORD_BYTES + 3 + 10_000
+    limit = 4 * size + 100  # two snapshots of the shared part, and of the own one
+    memory = MemoryBuffers(tmp_path, 0, limit)
+    other = MemoryBuffers(tmp_path, 1, limit)
+    small = RECORD_BYTES + 3 + 10
+    other.commit_own(own(1, 1, 2), body(1, 10))
+    memory.commit_own(own(1, 0, 2), body(1, 10))
+    for step in (1, 2):
+        memory.commit(own(step, 0, 2), body(step, 10_000))
+        memory.commit(part(step, SHARED, 2), body(step, 10_000))
+    assert 4 * size + 2 * small > limit
+    assert {path.name for path in tmp_path.glob("*.[01]")} == {
+        f"{name}.{index}" for name in ("rank-0", "shared") for index in (0, 1)
+    }
+    with pytest.raises(NoRoom):
+        memory.commit_own(own(3, 0, 2), body(3, 10))
+    memory.commit(own(3, 0, 2), body(3, 10_000))
+    with pytest.raises(NoRoom):
+        memory.commit(part(3, SHARED, 2), body(3, 20_000))
+
+
+def test_copy_at_a_stop_waits_for_own_parts_of_ranks_that_are_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "_OWN_SECONDS", PATIENCE_SECONDS)
+    node, behind = MemoryBuffers(tmp_path, 0, 0, 2), MemoryBuffers(tmp_path, 1, 0, 2)
+    node.commit_own(own(2, 0, 2), body(2))
+    looks: list[int] = []
+
+    def has_own_parts(*arguments: Any) -> bool:
+        looks.append(1)
+        if len(looks) == 3:
+            behind.commit_own(own(2, 1, 2), body(2))
+        return agreement.has_own_parts(*arguments)
+
+    monkeypatch.setattr(buffers, "has_own_parts", has_own_parts)
+    shared = part(2, SHARED, 2)
+    assert node.commit_at_stop(shared, body(2), Version(1, 7), PATIENCE_SECONDS)
+    assert shared in node.parts()
+
+
+def test_copy_at_a_stop_waits_for_own_parts_half_a_second_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def taken(seconds: float, _: Callable[[], bool]) -> bool:
+        waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(buffers, "taken_within", taken)
+    node = MemoryBuffers(tmp_path, 0, 0, 2)
+    for seconds in (9.0, 0.2):
+        assert not node.commit_at_stop(part(2, SHARED, 2), body(2), Version(1, 7), seconds)
+    assert waits == [0.5, 0.2]
+
+
+def test_regular_copy_writes_nothing_while_another_worker_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writers in one buffer would damage it."""
+    monkeypatch.setattr(buffers, "_LOCK_SECONDS", 0.0)
+    first, second = MemoryBuffers(tmp_path, 0), MemoryBuffers(tmp_path, 1)
+    with second._locked(0.0):
+        with pytest.raises(OSError, match="another worker of this node does not end its copy"):
+            first.commit(part(1), body(1))
+        assert first.parts() == {}
+    first.commit(part(1), body(1))
+    assert list(first.parts()) == [part(1)]
+
+
+def test_regular_copy_is_written_where_no_file_can_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    memory = MemoryBuffers(tmp_path, 0)
+    memory.commit(part(1), body(1))
+    assert list(memory.parts()) == [part(1)]
+    assert not memory.commit_at_stop(part(2), body(2), Version(1, 7), 1.0)
+
+
+LEAVES_A_FORK = """
+import os, signal, sys
+from pathlib import Path
+from elasticjob.train.buffers import MemoryBuffers
+with MemoryBuffers(Path(sys.argv[1]), 0)._locked(0.0) as is_locked:
+    assert is_locked
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        signal.pause()
+    print(pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_worker_leaves_no_lock_to_its_fork(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LEAVES_A_FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(run.stdout)
+    try:
+        with MemoryBuffers(tmp_path, 1)._locked(PATIENCE_SECONDS) as is_locked:
+            assert is_locked
+    finally:
+        os.kill(pid, signal.SIGKILL)

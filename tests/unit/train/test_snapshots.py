@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ import torch
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.agreement import complete_versions
-from elasticjob.train.buffers import StorageFolder
+from elasticjob.train import snapshots as snapshots_module
+from elasticjob.train.agreement import Version, complete_versions
 from elasticjob.train.codec import decode, encode
+from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
 from elasticjob.train.part_files import CorruptSnapshot, read
+from elasticjob.train.replicas import Generations
 from elasticjob.train.storage import StorageWrite
+from elasticjob.train.storage_folder import StorageFolder
 
 
 @pytest.fixture
@@ -632,3 +636,71 @@ def test_second_restore_has_the_newest_snapshot(memory: Path) -> None:
 def test_save_before_restore_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call restore"):
         Snapshots().save(1, {})
+
+
+def test_settings_of_the_ranks_are_compared_before_they_exchange_anything_else(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that differ in one, such as `sharded`, decide differently, and wait for each other."""
+    mine, theirs = Snapshots(every_steps=2, sharded=True), Snapshots(every_steps=2)
+    exchanges: list[bool] = []
+
+    def gather(_: Gang, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
+        exchanges.append(is_fixed)
+        other = theirs._settings
+        if is_fixed:
+            other = zlib.crc32(other).to_bytes(4, "little")
+        return [memoryview(content), memoryview(other)]
+
+    monkeypatch.setattr(Gang, "gather", gather)
+    text = "Snapshots has sharded=True on rank 0, and sharded=False on rank 1: all ranks must"
+    with pytest.raises(SnapshotError, match=text):
+        mine.restore()
+    assert exchanges == [True, False]
+
+
+class Copies:
+    """Replication that records its calls."""
+
+    def __init__(self, confirmed: Version) -> None:
+        self.generations = Generations(confirmed)
+        self.calls: list[object] = []
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def restored(self, *_: object) -> None:
+        self.calls.append("restored")
+
+    def continued(self, confirmed: Version) -> None:
+        self.calls.append(confirmed)
+
+
+def test_replication_after_close_keeps_the_copies_that_were_confirmed(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those from which the gang was restored may be older, and the others not stale."""
+    first, second, third = (Copies(Version(step, 7)) for step in (5, 6, 7))
+    snapshots = Snapshots(every_steps=1)
+    snapshots.restore()
+    gang = snapshots._gang
+    assert gang is not None
+    monkeypatch.setattr(gang, "size", 2)
+    monkeypatch.setattr(gang, "gather", lambda *_, **__: [])
+    made = [first, second, third]
+    monkeypatch.setattr(snapshots_module, "connected", lambda *_: made.pop(0))
+    snapshots._replicates(gang)
+    snapshots.close()
+    assert snapshots._replication is None
+    snapshots._replicates(gang)
+    assert (first.calls, second.calls) == (["restored", "close"], [Version(5, 7)])
+    monkeypatch.undo()
+    snapshots.restore()
+    assert snapshots._replication is None
+    monkeypatch.setattr(snapshots_module, "connected", lambda *_: third)
+    new = snapshots._gang
+    assert new is not None
+    monkeypatch.setattr(new, "size", 2)
+    monkeypatch.setattr(new, "gather", lambda *_, **__: [])
+    snapshots._replicates(new)
+    assert third.calls == ["restored"]

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elasticjob.train import Snapshots, buffers, part_files, stop_copy
+from elasticjob.train import Link, Snapshots, buffers, held_state, part_files, stop_copy
 from elasticjob.train.agreement import (
     SHARED,
     Offer,
@@ -304,6 +304,71 @@ def test_planned_stop_does_not_wait_for(
     assert found is None or found.step == 3
 
 
+@pytest.mark.parametrize("kind", [stop_copies.COPY_AFTER_STEP, stop_copies.END_STEP])
+def test_worker_past_a_requested_save_ends_no_step(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """It waits for the stop and makes no further step."""
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    assert stop._left_of_step(1000.0)
+    monkeypatch.setattr(Link, "awaits_stop", True)
+    ask(memory, kind=kind, seconds=1000.0)
+    found = Snapshots().restore()
+    assert (found is None) == (kind == stop_copies.END_STEP)
+
+
+@pytest.mark.parametrize("ends", ["agreed", "close"])
+def test_wait_for_a_step_ends_once_the_ranks_hold_no_more(
+    memory: Path, long_steps: float, ends: str
+) -> None:
+    """No `save` holds the state of the step then."""
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    finished: list[bool] = []
+    waiting = threading.Thread(target=lambda: finished.append(stop._finish_step(long_steps)))
+    waiting.start()
+    until(lambda: stop._is_stopping)
+    if ends == "close":
+        stop.close()
+    else:
+        stop.agreed(False)
+    waiting.join(PATIENCE_SECONDS)
+    assert finished == [False]
+
+
+def test_step_counts_as_ended_only_after_its_save(memory: Path, long_steps: float) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    assert not stop._finish_step(0.0)
+    finished: list[bool] = []
+    waiting = threading.Thread(target=lambda: finished.append(stop._finish_step(long_steps)))
+    waiting.start()
+    until(lambda: stop._is_stopping)
+    stop._is_stopping = False  # the step is not waited for here
+    steps(worker.training, worker.snapshots, 4, 4)
+    waiting.join(PATIENCE_SECONDS)
+    assert finished == [True]
+
+
+def test_step_whose_state_cannot_be_held_ends_the_wait(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    asking = worker.asked(stop_copies.COPY_AFTER_STEP)
+    until(lambda: stop._is_stopping)
+    monkeypatch.setattr(held_state, "COPIED_BYTES", 0)
+    steps(worker.training, worker.snapshots, 4, 4)
+    asking.join(PATIENCE_SECONDS)
+    assert not asking.is_alive()
+    assert Snapshots().restore() is None
+
+
 def test_end_of_the_step_is_waited_for_before_the_speed_of_a_copy_is_known(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +397,46 @@ def test_failure_does_not_wait_for_the_end_of_the_step(memory: Path, long_steps:
     ask(memory)
     assert restored().step == 3
     assert_same(worker.state, restored().state)
+
+
+def test_short_steps_with_a_snapshot_each_hold_nothing(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop completes the regular copy: it waits for no other state."""
+    training = Training()
+    snapshots = started(training, every_steps=1)
+    stop = snapshots._stop
+    assert stop is not None
+    stop._steps.append(0.1)
+    monkeypatch.setattr(stop, "_patience", lambda: 500.0)
+    monkeypatch.setattr(stop_copy, "COPY_SECONDS", 500.0)
+    kept: list[int] = []
+    real = stop._kept
+
+    def keep(part: Part, *arguments: Any) -> Any:
+        kept.append(part.version.step)
+        return real(part, *arguments)
+
+    monkeypatch.setattr(stop, "_kept", keep)
+    now = [time.perf_counter()]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for step in range(1, 8):
+        now[0] += 0.1 if step < 5 else 1.0
+        expected = steps(training, snapshots, step, step)
+    assert kept == [7], "the median of the last five steps is long then"
+    now[0] += 0.1
+    ask(memory)
+    assert restored().step == 7
+    assert_same(expected, restored().state)
+    stop._steps.clear()
+    stop._steps.append(0.1)
+    expected = steps(training, snapshots, 8, 8)
+    assert kept == [7]
+    asking = asked(memory)
+    asking.join(PATIENCE_SECONDS)
+    assert not asking.is_alive()
+    assert restored().step == 8
+    assert_same(expected, restored().state)
 
 
 def test_launcher_without_a_request_gets_its_copy(memory: Path) -> None:
@@ -470,7 +575,7 @@ def test_snapshot_of_all_ranks_and_its_interval_stay(memory: Path) -> None:
 def test_large_state_outside_the_optimizers_is_not_held(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_copy, "COPIED_BYTES", 190_000)
+    monkeypatch.setattr(held_state, "COPIED_BYTES", 190_000)
     training = Training()
     snapshots = started(training)
     average = torch.zeros(10_000)  # beside 160 kB of statistics

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,47 @@ def test_stop_in_progress_ends_the_wait(desk: Desk, request: pytest.FixtureReque
     desk.files.ask(1, None)
     worker.join(PATIENCE_SECONDS)
     assert not worker.is_alive()
+
+
+def test_worker_past_the_agreed_point_awaits_the_stop(desk: Desk) -> None:
+    assert not desk.link.awaits_stop
+    desk.link.should_checkpoint()
+    desk.ask(point=3)
+    assert not desk.link.awaits_stop
+    desk.link.should_checkpoint()
+    assert not desk.link.awaits_stop, "a step remains"
+    assert desk.link.should_checkpoint()
+    assert desk.link.awaits_stop
+    desk.link.save_failed("full")
+    assert not desk.link.awaits_stop, "the training goes on"
+
+
+def test_worker_whose_stop_did_not_come_awaits_it_no_more(desk: Desk) -> None:
+    desk.ask(point=1, seconds=0.0)
+    assert desk.link.should_checkpoint()
+    desk.link.checkpointed(1)
+    assert not desk.link.awaits_stop
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_worker_that_waits_for_an_agreement_awaits_the_stop(desk: Desk, is_withdrawn: bool) -> None:
+    desk.ask(point=0, seconds=600)
+    worker = threading.Thread(target=desk.link.should_checkpoint, daemon=True)
+    worker.start()
+    until(lambda: desk.link.awaits_stop)
+    if is_withdrawn:  # the stop is in progress
+        desk.files.ask(1, None)
+        assert desk.link.awaits_stop
+    desk.ask(point=1, seconds=0.0)
+    worker.join(PATIENCE_SECONDS)
+    assert not worker.is_alive()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_progress_calls_the_callback_at_the_agreed_step(desk: Desk) -> None:

@@ -412,7 +412,7 @@ def test_workers_of_leaving_member_run_until_saved() -> None:
     driven.feed(directed(0), after=0.3)
     assert driven.only(StopGroup, driven.feed(Timer(), after=10)) == []
     assert driven.only(StopGroup, driven.feed(stop(kind=CauseKind.LEAVE, grace=3.0))) == [
-        StopGroup(1, 3.0, copies=False)
+        StopGroup(1, 3.0, copies=False, ends_step=True)
     ]
 
 
@@ -421,7 +421,7 @@ def test_leaving_agent_waits_at_most_ask_seconds_for_save_request() -> None:
     driven.feed(LeaveRequested("SIGTERM"))
     assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
     stops = driven.only(StopGroup, driven.feed(Timer(), after=ASK_SECONDS))
-    assert stops == [StopGroup(1, 7.0, copies=False)]
+    assert stops == [StopGroup(1, 7.0, copies=False, ends_step=True)]
 
 
 @pytest.mark.parametrize("why", ["does not save", "nobody asks", "urgent"])

@@ -35,17 +35,19 @@ from elasticjob_agent.worker_runtime import (
     WorkerRuntimeLost,
     WorkersStuck,
 )
-from elasticjob_rendezvous.protocol.directives import Finish, Idle, Left, Refused
+from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Left, Refused, Run
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.unit.agent.builders import (
+    ME,
     Driven,
     directed,
     ended,
     finish,
     hello,
     ready,
+    roster,
     run,
     running,
     started,
@@ -131,7 +133,9 @@ def test_urgent_cause_kills_workers_and_planned_cause_gives_grace(
     kind: CauseKind, grace: float
 ) -> None:
     driven = running()
-    assert driven.only(StopGroup, driven.feed(stop(1, kind))) == [StopGroup(1, grace)]
+    assert driven.only(StopGroup, driven.feed(stop(1, kind))) == [
+        StopGroup(1, grace, ends_step=grace > 0)
+    ]
     assert told(driven).workers is Workers.STOPPING
     driven.feed(stopped())
     assert told(driven).workers is Workers.NONE
@@ -332,7 +336,7 @@ def test_event_of_another_round_is_ignored(event: Event) -> None:
 def test_leave_is_reported_at_once_and_gives_workers_grace(event: Event) -> None:
     driven = running()
     commands = driven.feed(event)
-    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False, ends_step=True)]
     assert told(driven).leaving
     assert told(driven).workers is Workers.STOPPING
     driven.feed(ended(0, signum=15))
@@ -494,7 +498,9 @@ def test_start_lost_with_the_connection_is_repeated() -> None:
 def test_stop_lost_with_the_connection_is_repeated() -> None:
     driven = running()
     driven.feed(stop(1, CauseKind.JOIN))
-    assert driven.only(StopGroup, driven.feed(hello(running=1))) == [StopGroup(1, 10.0)]
+    assert driven.only(StopGroup, driven.feed(hello(running=1))) == [
+        StopGroup(1, 10.0, ends_step=True)
+    ]
 
 
 def test_killed_workers_of_a_leaving_node_copy_no_state() -> None:
@@ -517,9 +523,36 @@ def test_node_that_leaves_during_a_planned_stop_ends_its_copies() -> None:
     driven = running()
     driven.feed(stop(1, CauseKind.JOIN))
     commands = driven.feed(LeaveRequested("SIGTERM"))
-    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
+    without = StopGroup(1, 7.0, copies=False, ends_step=True)
+    assert driven.only(StopGroup, commands) == [without]
     again = driven.feed(hello(running=1))
-    assert driven.only(StopGroup, again) == [StopGroup(1, 7.0, copies=False)]
+    assert driven.only(StopGroup, again) == [without]
+
+
+def test_job_that_ends_while_this_node_leaves_ends_no_step() -> None:
+    driven = running()
+    driven.feed(LeaveRequested("SIGTERM"))
+    commands = driven.feed(finish(OutcomeKind.STOPPED))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
+
+
+@pytest.mark.parametrize("directive", [None, Idle("registering")], ids=["none", "idle"])
+def test_leaving_node_of_an_unknown_round_ends_no_step(directive: Directive | None) -> None:
+    driven = Driven(hello(running=1))
+    if directive is not None:
+        driven.feed(directed(directive))
+    commands = driven.feed(LeaveRequested("SIGTERM"))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
+
+
+def test_only_node_of_a_job_ends_no_step_before_it_leaves() -> None:
+    driven = ready()
+    both = roster(1)
+    alone = replace(both, seats=both.seats[1:])
+    driven.feed(directed(Run(alone, ME)))
+    driven.feed(started(1))
+    commands = driven.feed(LeaveRequested("SIGTERM"))
+    assert driven.only(StopGroup, commands) == [StopGroup(1, 7.0, copies=False)]
 
 
 def test_workers_of_restarted_launcher_are_gone() -> None:

@@ -1,0 +1,141 @@
+"""State of a step that is held for a copy at a stop: references, copies, and a check for changes.
+
+Tensors that only the steps of the optimizers change are held by reference, all others are copied.
+See docs/decisions/0087-a-copy-at-the-stop.md.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from elasticjob.train.agreement import Part, Version
+
+COPIED_BYTES = 16 << 20
+"""Maximum size of the state that each call of `save` copies."""
+_IMMUTABLE = (int, float, bool, str, bytes, type(None))
+_SEQUENCES = (list, tuple, set, frozenset)
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
+
+
+class NotHeld(Exception):
+    """State that cannot be held without a copy of most of it."""
+
+
+class Held(NamedTuple):
+    """State of a step.
+
+    Args:
+        part: the shared part that a copy writes.
+        keep: newest version of all ranks, which a copy does not overwrite.
+        size: bytes of its tensors.
+        sources: what only the optimizers change, to find any other change.
+    """
+
+    part: Part
+    keep: Version
+    state: Any
+    size: int
+    sources: Sources
+
+
+class Copies:
+    """One pass over a state: containers and small tensors are copied, those of optimizers are not.
+
+    Values of other types, which a snapshot refuses, stay as they are.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        import torch
+
+        self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
+        self._strided = torch.strided
+        self.sources = Sources(optimizers)
+        self._copied = 0
+        self.size = 0
+
+    def held(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _IMMUTABLE:
+            return value
+        if isinstance(value, self._tensor):
+            return self._of_tensor(value)
+        if kind in _MAPPINGS:
+            return kind({key: self.held(item) for key, item in value.items()})
+        if kind in _SEQUENCES:
+            return kind([self.held(item) for item in value])
+        if kind is bytearray:
+            return bytearray(value)
+        if kind.__module__.partition(".")[0] == "numpy" and hasattr(value, "nbytes"):
+            self._count(value.nbytes)
+            return value.copy()
+        return value
+
+    def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_plain = type(tensor) in self._plain and tensor.layout is self._strided
+        if not is_plain or tensor.device.type != "cpu":
+            raise NotHeld
+        size = tensor.nbytes
+        self.size += size
+        if (tensor.data_ptr(), size) in self.sources.memory:
+            # An assignment to the `data` of a parameter replaces its memory.
+            return tensor.detach() if type(tensor) is self._plain[1] else tensor
+        self._count(size)
+        return tensor.detach().clone()
+
+    def _count(self, size: int) -> None:
+        self._copied += size
+        if self._copied > COPIED_BYTES:
+            raise NotHeld
+
+
+class Sources:
+    """Tensors that only the steps of the optimizers change: their memory, and marks of values.
+
+    Other changes in place are against the rules, such as weights that are exchanged for a
+    validation. The version of a tensor counts them, except those through `data`, which show in the
+    first element of a parameter.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        import torch
+
+        self._parameters: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        try:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    self._parameters += group["params"]
+                for state in optimizer.state.values():
+                    found = [each for each in state.values() if isinstance(each, torch.Tensor)]
+                    self._states += found
+            tensors = self._parameters + self._states
+            self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
+            self._marks = self._marked()
+        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+            raise NotHeld from error
+        self.memory.discard((0, 0))
+
+    def have_changed(self) -> bool:
+        """Return True if something has changed them in place, or moved them."""
+        try:
+            return self._marked() != self._marks
+        except (NotHeld, RuntimeError):
+            return True
+
+    def _marked(self) -> tuple[list[int], list[bytes]]:
+        versions = [each._version for each in self._parameters + self._states]
+        firsts = []
+        for each in self._parameters:
+            if each.nbytes:
+                address = each.data_ptr() if each.device.type == "cpu" else 0
+                if not address:  # on a device, or without memory: a read would end the process
+                    raise NotHeld
+                firsts.append(ctypes.string_at(address, each.itemsize))
+        return versions, firsts

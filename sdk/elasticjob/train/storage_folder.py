@@ -1,0 +1,156 @@
+"""Snapshots in a folder in storage that all nodes share. Each file holds one part.
+
+The format of a file is that of `part_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticjob.train.agreement import SHARED, Part, Version, complete_versions, expired
+from elasticjob.train.part_files import Body, committed, fill_in_slices, no_report, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""Errors of a path that names no file with a part."""
+_VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
+
+
+class Stored(NamedTuple):
+    """Content of a storage folder.
+
+    Args:
+        parts: all committed parts that can be read.
+        unreadable: error of each version with a file that cannot be read.
+        at: time of the newest complete version in seconds since 1970; 0 without one.
+    """
+
+    parts: dict[Part, Path]
+    unreadable: dict[Version, OSError]
+    at: float = 0.0
+
+
+class StorageFolder:
+    """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
+
+    `moved` of a method is called whenever one of its calls to the file system has returned.
+
+    Attributes:
+        place: absolute path of the folder; without symbolic links once it has been read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place = os.path.abspath(folder)  # noqa: PTH100
+
+    def scan(self, moved: Callable[[], None] = no_report) -> Stored:
+        """Return the content. Raises OSError if the folder exists and cannot be read."""
+        self.place = os.path.realpath(self.folder)
+        found: dict[Part, Path] = {}
+        unreadable: dict[Version, OSError] = {}
+        for version in self._versions():
+            parts, error = self._parts_of(version, moved)
+            found.update(parts)
+            if error is not None:
+                unreadable[version] = error
+        newest = complete_versions(found)[-1:]
+        paths = [path for part, path in found.items() if part.version in newest]
+        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
+
+    def parts(self) -> dict[Part, Path]:
+        """Return all committed parts that can be read. Raises OSError as `scan` does."""
+        return self.scan().parts
+
+    def is_complete(self, version: Version) -> bool:
+        """Return True if all parts of a version are committed and can be read."""
+        return bool(complete_versions(self._parts_of(version)[0]))
+
+    def _parts_of(
+        self, version: Version, moved: Callable[[], None] = no_report
+    ) -> tuple[dict[Part, Path], OSError | None]:
+        """Return the committed parts of a version, and the first error of one.
+
+        A file that another node has removed is no error.
+        """
+        found: dict[Part, Path] = {}
+        errors: list[OSError] = []
+        paths: list[Path] = []
+        try:
+            folder = self._folder(version)
+            paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
+        except OSError as error:
+            errors.append(error)
+        for path in paths:
+            try:
+                part = committed(path)
+            except OSError as error:
+                errors.append(error)
+                continue
+            finally:
+                moved()
+            if part is not None and part.version == version:
+                found[part] = path
+        return found, next((error for error in errors if error.errno not in _ABSENT), None)
+
+    def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
+        """Write a part to a new file and rename it, once its content is on disk."""
+        folder = self._folder(part.version)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
+        draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+        try:
+            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                fill_in_slices(fd, part, body, moved)
+                os.fsync(fd)
+            moved()
+            os.replace(draft, path)  # noqa: PTH105
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)  # noqa: PTH108
+            raise
+        # The names of the file and of its folder. The folder of the job may be a symbolic link.
+        for each in (folder, self.folder.resolve()):
+            with opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                os.fsync(fd)
+            moved()
+
+    def remove_expired(
+        self, keep: int, writing: Version, moved: Callable[[], None] = no_report
+    ) -> None:
+        """Remove the versions that `expired` names, and none that cannot be read."""
+        versions = list(self._versions())
+        found = self.scan(moved)
+        for version in expired(found.parts, keep, writing, versions):
+            if version not in found.unreadable:
+                shutil.rmtree(self._folder(version), ignore_errors=True)
+                moved()
+
+    def _folder(self, version: Version) -> Path:
+        return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
+
+    def _versions(self) -> Iterator[Version]:
+        try:
+            paths = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return
+        for path in paths:
+            match = _VERSION.fullmatch(path.name)
+            if match is not None:
+                yield Version(int(match[1]), int(match[2], 16))
+
+
+def _changed_at(path: Path) -> float:
+    """Return the time of the last change of a file; 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
