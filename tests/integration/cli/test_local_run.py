@@ -353,7 +353,7 @@ def test_signal_during_cluster_start_leaves_nothing(
 
 def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
     (rig.job / "stubborn").touch()
-    grace = {"stopGraceSeconds": 60}
+    grace = {"stopGraceSeconds": 600}
     runner = rig.start(rig.manifest(recovery=grace), "--plain")
     rig.running(2)
     until(lambda: len(rig.workers()) == 2, "two workers")
@@ -363,7 +363,7 @@ def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
     assert runner.poll() is None
     runner.send_signal(signal.SIGINT)
 
-    assert runner.wait(25) == 130, "the pods' own grace period is 30 s"
+    assert runner.wait(PATIENCE_SECONDS) == 130, "the workers' grace period is longer"
     rig.nothing_left()
 
 
