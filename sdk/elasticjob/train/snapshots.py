@@ -125,6 +125,7 @@ class Snapshots:
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
+        TypeError: an optimizer has no hooks of `step`, as a wrapper of another one.
     """
 
     def __init__(
