@@ -134,7 +134,6 @@ def test_stop_within_the_closure_of_an_optimizer_copies_the_step_before(memory: 
         return 0.0
 
     training.optimizer.step(closure)
-    assert not ask(memory)  # the parameters have changed
     assert restored().step == 3
     assert_same(expected, restored().state)
 
