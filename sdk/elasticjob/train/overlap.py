@@ -10,6 +10,7 @@ device, not on the host.
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import functools
 import os
 import time
@@ -94,6 +95,9 @@ class Overlap:
         self._used: dict[tuple[Any, ...], torch.Tensor] = {}
         self._sources: frozenset[int] = frozenset()
         self._is_live = False
+        self._marked: list[tuple[torch.Tensor, tuple[int, bytes]]] = []
+        self.is_possible = True
+        """False once something else has changed what a copy was reading."""
         self._waited_seconds = self._copied_seconds = 0.0
         optimizers.before_steps(self, Overlap.before_step)
 
@@ -121,7 +125,16 @@ class Overlap:
 
     def start(self, work: Callable[[], None]) -> None:
         """Run `work`, which reads the staged tensors, in the background."""
+        changed = _changed_by(self._optimizers.all) if self._is_live else ()
+        self._marked = [(each, _mark(each)) for each in changed]
         self._copy = self._executor.submit(self._run, work)
+
+    def has_changed(self) -> bool:
+        """Return True if the staged tensors no longer hold the values that they had at `start`.
+
+        Changes through `data` show only in the first element.
+        """
+        return any(_mark(each) != mark for each, mark in self._marked)
 
     def wait(self) -> None:
         """Wait until the last copy is complete; raise its error."""
@@ -260,12 +273,54 @@ def _add_hook(
     optimizer: torch.optim.Optimizer, owner: Owner, call: Callable[[Owner], object]
 ) -> None:
     hook = functools.partial(_before_step, weakref.ref(owner), call)
-    weakref.finalize(owner, optimizer.register_step_pre_hook(hook).remove)
+    try:
+        handle = optimizer.register_step_pre_hook(hook)
+    except AttributeError as error:  # a wrapper that does not initialize torch's class
+        kind = type(optimizer)
+        raise TypeError(
+            f"optimizers must be torch.optim.Optimizer objects with hooks of step(), got a "
+            f"{kind.__module__}.{kind.__qualname__}: give the optimizer that it wraps, if it "
+            "changes no parameter before the step of that one"
+        ) from error
+    weakref.finalize(owner, handle.remove)
 
 
 def _before_step(
-    owner: weakref.ReferenceType[Owner], call: Callable[[Owner], object], *_: object
-) -> None:
+    owner: weakref.ReferenceType[Owner],
+    call: Callable[[Owner], object],
+    optimizer: torch.optim.Optimizer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call a method before the first change of a step; return the arguments of `step` to replace.
+
+    The optimizers of torch call their closure, with forward and backward, before they change
+    anything. Others may change parameters first.
+    """
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None or not type(optimizer).__module__.startswith("torch.optim."):
+        _call(owner, call)
+        return None
+    called = _then_once(closure, functools.partial(_call, owner, call))
+    if len(args) > 1:
+        return (args[0], called, *args[2:]), kwargs
+    return args, {**kwargs, "closure": called}
+
+
+def _then_once(closure: Callable[[], Any], call: Callable[[], None]) -> Callable[[], Any]:
+    """Return a closure after whose first return `call` follows."""
+    left = [call]
+
+    def called() -> Any:
+        result = closure()
+        while left:
+            left.pop()()
+        return result
+
+    return called
+
+
+def _call(owner: weakref.ReferenceType[Owner], call: Callable[[Owner], object]) -> None:
     found = owner()  # a copy in progress keeps it
     if found is not None:
         call(found)
@@ -281,6 +336,14 @@ def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 yield from (_local(v) for v in state.values() if isinstance(v, torch.Tensor))
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, bytes]:
+    """Return the number of changes in place, and the first element of a tensor in CPU memory."""
+    first = b""
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.nbytes:
+        first = ctypes.string_at(tensor.data_ptr(), tensor.itemsize)
+    return (0 if tensor.is_inference() else tensor._version), first
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

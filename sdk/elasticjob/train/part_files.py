@@ -53,11 +53,13 @@ class Body(NamedTuple):
 
     `checksum` is that of the record with which the content was read and verified; otherwise None.
     A copy with it as its own is damaged, not valid, if the content has changed in between.
+    `has_changed` returns True once the views no longer hold the values to write.
     """
 
     head_bytes: int
     views: Sequence[memoryview]
     checksum: int | None = None
+    has_changed: Callable[[], bool] = bool
 
     @property
     def size(self) -> int:
@@ -317,7 +319,8 @@ def overwrite(
 ) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
 
-    Raises OSError, and StateChanged if `has_changed` returns True once all is written.
+    Raises OSError, and StateChanged if `has_changed`, or that of the body, returns True once all is
+    written.
 
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
     detects any difference at the next read. `threads`: write a large content with several threads,
@@ -379,7 +382,7 @@ def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool], thre
     else:
         _written_views(fd, body.views, RECORD_BYTES)
         packed = record()
-    if has_changed():
+    if has_changed() or body.has_changed():
         raise StateChanged
     os.pwrite(fd, packed, 0)
 

@@ -17,7 +17,7 @@ import time
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout, train
 from elasticjob.train.agreement import (
@@ -41,7 +41,7 @@ from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_d
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
 from elasticjob.train.node_memory import NodeMemory
 from elasticjob.train.overlap import Optimizers, Overlap, Pace
-from elasticjob.train.part_files import Body
+from elasticjob.train.part_files import Body, StateChanged
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
 from elasticjob.train.restoring import agree, assembled, check_size
@@ -49,6 +49,9 @@ from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
 from elasticjob.train.storage_folder import StorageFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Restored", "SnapshotError", "Snapshots"]
 
@@ -123,6 +126,7 @@ class Snapshots:
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
+        TypeError: an optimizer has no hooks of `step`, as a wrapper of another one.
     """
 
     def __init__(
@@ -365,7 +369,9 @@ class Snapshots:
         self._has_taken = True
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
-        overlap = None if store else self._overlap
+        overlap = self._overlap
+        if store or (overlap is not None and not overlap.is_possible):
+            overlap = None
         stage = None if overlap is None else overlap.stage
         version = Version(step, self._number)
         parted = split(state, rank_state) if self._sharded else None
@@ -385,6 +391,8 @@ class Snapshots:
             parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
         if writes_shared and is_used:
             parts.append((part, encode(state, stage)))
+        if overlap is not None:
+            parts = [(part, body._replace(has_changed=overlap.has_changed)) for part, body in parts]
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
@@ -398,7 +406,7 @@ class Snapshots:
         if overlap is None:
             write()
         else:
-            overlap.start(write)
+            overlap.start(functools.partial(self._copied, overlap, step, write))
         self._last_step, self._newest = step, version
         if self._stop is not None:
             self._stop.taken()
@@ -545,16 +553,32 @@ class Snapshots:
         stored: list[tuple[Part, Body]],
         replicates: bool,
     ) -> None:
-        for part, body in parts:
-            began = time.thread_time()  # the training, which takes the processor too, stops before
-            self._memory.commit(part, body)
-            if self._stop is not None and part.rank == SHARED:
-                self._stop.measured(body.size, time.thread_time() - began)
+        try:
+            for part, body in parts:
+                # The training, which takes the processor too, stops before.
+                began = time.thread_time()
+                self._memory.commit(part, body)
+                if self._stop is not None and part.rank == SHARED:
+                    self._stop.measured(body.size, time.thread_time() - began)
+        finally:
+            if replicates:  # a part that is missing ends the announced copies
+                self._replicate([part for part, _ in parts])
         if self._memory.buffers is not None:  # a rank without parts lacks nothing
             self._report.change(step=step, size=sum(body.size for _, body in parts))
-        if replicates:
-            self._replicate([part for part, _ in parts])
         self._store.write(stored)
+
+    def _copied(self, overlap: Overlap, step: int, write: Callable[[], None]) -> None:
+        """Write during the next step; a change of the state meanwhile leaves the last snapshot."""
+        try:
+            write()
+        except StateChanged:
+            overlap.is_possible = False
+            log.warning(
+                "no snapshot of step %d: something other than the optimizers has changed the "
+                "parameters or their state since save(). Further snapshots are complete when "
+                "save() returns",
+                step,
+            )
 
     def _schedule(self, gang: Gang, call: tuple[int, bool, bool]) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticjob.train.agreement import SHARED, Part, Version, complete_versions
-from elasticjob.train.part_files import Body
+from elasticjob.train.part_files import Body, StateChanged
 from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
@@ -218,12 +218,17 @@ class StorageWriter:
             log.warning("the storage of snapshots answers again: %s", self._storage.folder)
 
     def start(self, parts: list[tuple[Part, Body]]) -> None:
-        """Write copies of the parts in the background, once the last write has ended."""
+        """Write copies of the parts in the background, once the last write has ended.
+
+        Raises StateChanged if the content of a part has changed before it was copied.
+        """
         self._refused = ""
         if not self.end():
             self._refused = f"{self._storage.folder}: {no_answer().strerror}"
             return
         copies = [(part, Body(body.head_bytes, [_copy(body)])) for part, body in parts]
+        if any(body.has_changed() for _, body in parts):
+            raise StateChanged
         keep = self._keep if any(part.rank == SHARED for part, _ in parts) else 0
         self._write = StorageWrite(self._storage, copies, keep, self._on_stored, self._on_trouble)
         self._write.start()

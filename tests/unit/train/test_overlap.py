@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,130 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
     assert found is not None
     assert found.step == 1
     assert_same(expected, found.state)
+
+
+@pytest.mark.parametrize("as_keyword", [True, False])
+def test_copy_overlaps_the_closure_of_a_torch_optimizer(
+    memory: Path, slow: tuple[threading.Event, list[str]], as_keyword: bool
+) -> None:
+    release, events = slow
+    training = Training()
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    expected = copied(training.state())
+    snapshots.save(1, training.state())
+
+    def closure() -> float:
+        training.backward()
+        events.append("backward")
+        release.set()
+        return 0.5
+
+    step: Any = training.optimizer.step
+    assert (step(closure=closure) if as_keyword else step(closure)) == 0.5
+    events.append("stepped")
+    snapshots.close()
+    assert events == ["backward", "copied", "stepped"]
+    found = Snapshots().restore()
+    assert found is not None
+    assert_same(expected, found.state)
+
+
+class ChangesBeforeClosure(torch.optim.SGD):
+    """An optimizer such as SAM, which moves the parameters before forward and backward."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.zero_()
+        return closure()
+
+
+def test_copy_ends_before_the_closure_of_another_optimizer(memory: Path) -> None:
+    training = Training()
+    optimizer = ChangesBeforeClosure(training.model.parameters(), lr=0.1)
+    snapshots = Snapshots(every_steps=1, optimizers=optimizer)
+    snapshots.restore()
+    expected = copied(training.model.state_dict())
+    snapshots.save(1, training.model.state_dict())
+    optimizer.step(training.backward)
+    snapshots.close()
+    found = Snapshots().restore()
+    assert found is not None
+    assert_same(expected, found.state)
+
+
+def add_in_place(training: Training) -> None:
+    with torch.no_grad():
+        training.model[0].weight.add_(1.0)
+
+
+def add_to_data(training: Training) -> None:
+    training.model[0].weight.data.add_(1.0)
+
+
+def change_moments(training: Training) -> None:
+    training.optimizer.state[training.model[0].weight]["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize("change", [add_in_place, add_to_data, change_moments])
+def test_copy_of_a_state_that_something_else_changes_leaves_the_last_snapshot(
+    memory: Path,
+    tmp_path: Path,
+    slow: tuple[threading.Event, list[str]],
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Training], None],
+) -> None:
+    release, _ = slow
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    storage = tmp_path / "storage"
+    snapshots = Snapshots(storage, every_steps=1, store_every=1, optimizers=training.optimizer)
+    snapshots.restore()
+    release.set()
+    expected = copied(training.state())
+    snapshots.save(1, training.state(), torch.get_rng_state())
+    training.optimizer.step()
+    release.clear()
+    snapshots.save(2, training.state(), torch.get_rng_state())
+    change(training)
+    release.set()
+    training.optimizer.step()
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 1
+    assert_same(expected, found.state)
+    assert "no snapshot of step 2: something other than the optimizers" in caplog.text
+    expected = copied(training.state())
+    snapshots.save(3, training.state(), torch.get_rng_state())
+    change(training)
+    snapshots.close()
+    assert "step 3" not in caplog.text
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 3
+    assert_same(expected, found.state)
+    assert [int(path.name[5:17]) for path in sorted(storage.iterdir())] == [1, 3]
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one that leaves out the initialization of torch's class."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+
+def test_optimizer_without_hooks_is_refused(memory: Path) -> None:
+    training = Training()
+    wrapper = Wrapper(training.optimizer)
+    with pytest.raises(TypeError, match=r"\.Wrapper: give the optimizer that it wraps"):
+        Snapshots(optimizers=wrapper)
+    snapshots = Snapshots(every_steps=1, optimizers=lambda: [wrapper])
+    snapshots.restore()
+    with pytest.raises(TypeError, match=r"\.Wrapper: give the optimizer that it wraps"):
+        snapshots.save(1, training.state())
+    Snapshots(optimizers=wrapper.inner).close()
 
 
 def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(

@@ -123,6 +123,21 @@ def test_stop_copies_the_state_of_the_last_step(memory: Path) -> None:
     assert_same(expected, restored().state)
 
 
+def test_stop_within_the_closure_of_an_optimizer_copies_the_step_before(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 3)
+
+    def closure() -> float:
+        training.backward()
+        assert ask(memory)
+        return 0.0
+
+    training.optimizer.step(closure)
+    assert restored().step == 3
+    assert_same(expected, restored().state)
+
+
 def test_nothing_is_written_without_a_stop(memory: Path) -> None:
     training = Training()
     steps(training, started(training), 1, 3)
