@@ -406,7 +406,7 @@ class Snapshots:
         if overlap is None:
             write()
         else:
-            overlap.start(functools.partial(self._copied, overlap, step, write))
+            overlap.start(functools.partial(self._write_beside, overlap, step, write))
         self._last_step, self._newest = step, version
         if self._stop is not None:
             self._stop.taken()
@@ -567,7 +567,7 @@ class Snapshots:
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         self._store.write(stored)
 
-    def _copied(self, overlap: Overlap, step: int, write: Callable[[], None]) -> None:
+    def _write_beside(self, overlap: Overlap, step: int, write: Callable[[], None]) -> None:
         """Write during the next step; a change of the state meanwhile leaves the last snapshot."""
         try:
             write()
