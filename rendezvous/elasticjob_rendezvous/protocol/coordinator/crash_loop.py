@@ -35,7 +35,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 CUT_OFF = "cut off"
 """Timer of the back-off of members that were cut off repeatedly."""
 MAX_LOST = 16
-"""Maximum number of members noted as lost; the oldest are forgotten first."""
+"""Maximum number of members noted as lost; the newest are kept."""
 MAX_FAILURES_AT_A_STEP = 3
 """Number of failures in a row at the same step that ends the job."""
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
