@@ -93,10 +93,11 @@ class MemoryBuffers:
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts on this node."""
         found: dict[Part, Path] = {}
-        for path in sorted(self.folder.glob("*.[01]")):
-            part = None if path.name.startswith(_REPLICA) else held(path)
-            if part is not None and self._damaged.get(path) != part:
-                found[part] = path
+        with contextlib.suppress(OSError):
+            for path in sorted(self.folder.glob("*.[01]")):
+                part = None if path.name.startswith(_REPLICA) else held(path)
+                if part is not None and self._damaged.get(path) != part:
+                    found[part] = path
         return found
 
     def commit(self, part: Part, body: Body) -> None:

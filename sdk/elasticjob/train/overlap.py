@@ -180,6 +180,7 @@ class Overlap:
                 event.synchronize()
             work()
         finally:
+            self._marked = []  # they keep tensors that the optimizers may have replaced
             self._copied_seconds += time.thread_time() - began
 
     def before_step(self) -> None:
@@ -341,8 +342,9 @@ def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 def _mark(tensor: torch.Tensor) -> tuple[int, bytes]:
     """Return the number of changes in place, and the first element of a tensor in CPU memory."""
     first = b""
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.nbytes:
-        first = ctypes.string_at(tensor.data_ptr(), tensor.itemsize)
+    address = tensor.data_ptr() if tensor.device.type == "cpu" and tensor.nbytes else 0
+    if address:  # a storage may be of no size
+        first = ctypes.string_at(address, tensor.itemsize)
     return (0 if tensor.is_inference() else tensor._version), first
 
 

@@ -381,6 +381,8 @@ def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool], thre
         )
     else:
         _written_views(fd, body.views, RECORD_BYTES)
+        if body.has_changed():
+            raise StateChanged
         packed = record()
     if has_changed() or body.has_changed():
         raise StateChanged

@@ -158,6 +158,10 @@ class Replication:
         )
         self._sender.start()
 
+    def give_up(self) -> None:
+        """End the announced generation: this rank has no part to copy."""
+        self._state = State.FAILED
+
     def close(self) -> None:
         """Wait for the copies in progress, for a limited time; accept no more."""
         if self._sender is not None:

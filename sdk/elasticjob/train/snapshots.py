@@ -66,7 +66,7 @@ KEEP = 2
 REPLICAS_BY_DEFAULT = 1
 _CALL = ("step", "rank_state", "store")
 """Values of a call of `save` that must be the same on all ranks."""
-_PROPOSAL = struct.Struct("<q??QB???q")
+_PROPOSAL = struct.Struct("<q??QB????q")
 _DIGEST = struct.Struct("<I")
 _BEGIN = struct.Struct("<I????qQ")
 
@@ -190,7 +190,9 @@ class Snapshots:
         )
         self._gang: Gang | None = None
         self._number = 0
-        self._newest = Version(0, 0)  # of all ranks: restored, or taken last
+        self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
+        self._is_written = True
+        """True if this rank has completed its parts of the last snapshot, as far as it can."""
         self._last_step = self._next_step = 0
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage)),
@@ -259,7 +261,8 @@ class Snapshots:
             self._memory.remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
-        self._newest = Version(0, 0) if plan is None else plan.version
+        self._newest = self._before = Version(0, 0) if plan is None else plan.version
+        self._is_written = True
         self._next_step = step + self._pace.start(step, interval_before(plan, offers))
         self._found = (offers, plan)
         if plan is None:
@@ -403,11 +406,12 @@ class Snapshots:
         if begins:
             self._announce(version)
         write = functools.partial(self._write, step, parts, stored, begins)
+        self._is_written, self._before = False, self._newest
+        self._last_step, self._newest = step, version
         if overlap is None:
             write()
         else:
             overlap.start(functools.partial(self._write_beside, overlap, step, write))
-        self._last_step, self._newest = step, version
         if self._stop is not None:
             self._stop.taken()
         lacks_storage = stores and self._store.folder is None and rank_state is not None
@@ -444,7 +448,7 @@ class Snapshots:
         if not is_due:
             part = part_at_stop(version, self._next_step - self._last_step, ranks)
         own = None if rank_state is None else (gang.rank, rank_state)
-        is_taken = is_due and self._is_each_step
+        is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
@@ -560,9 +564,13 @@ class Snapshots:
                 self._memory.commit(part, body)
                 if self._stop is not None and part.rank == SHARED:
                     self._stop.measured(body.size, time.thread_time() - began)
-        finally:
-            if replicates:  # a part that is missing ends the announced copies
-                self._replicate([part for part, _ in parts])
+        except BaseException:
+            if replicates and self._replication is not None:
+                self._replication.give_up()
+            raise
+        self._is_written = True
+        if replicates:
+            self._replicate([part for part, _ in parts])
         if self._memory.buffers is not None:  # a rank without parts lacks nothing
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         self._store.write(stored)
@@ -587,8 +595,8 @@ class Snapshots:
             call: values of the call of `save`, by `_CALL`.
 
         Returns True first if the ranks may begin to copy this snapshot to other nodes, then if it
-        is due for storage. A rank enters with its last snapshot complete, so after the exchange all
-        ranks have that one, and may overwrite the one before.
+        is due for storage. A rank enters with its last snapshot complete, or given up. After the
+        exchange all ranks have that one, and may overwrite the one before, or keep that instead.
         """
         stop, step = self._stop, call[0]
         is_held, share = (False, 0.0) if stop is None else (stop.is_on, stop.share)
@@ -602,7 +610,8 @@ class Snapshots:
             is_time = store.is_time()
             is_busy = store.is_busy(store_due or is_time)
             holds = stop is not None and not self._sharded and stop.wants()
-            mine = _PROPOSAL.pack(*call, steps, state, is_time, is_busy, holds, store.complete_step)
+            flags = is_time, is_busy, holds, self._is_written
+            mine = _PROPOSAL.pack(*call, steps, state, *flags, store.complete_step)
             told = gang.gather(mine, is_fixed=True)
             unpacked = [_PROPOSAL.unpack(content) for content in told]
             check_same("save()", [dict(zip(_CALL, each)) for each in unpacked])
@@ -613,11 +622,21 @@ class Snapshots:
             store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
             if stop is not None:
                 stop.agreed(all(each[4] for each in proposals))
+            if not all(each[5] for each in proposals):
+                self._give_up_last()
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, *_ in proposals])
                 self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
+
+    def _give_up_last(self) -> None:
+        """Keep the snapshot before the last one, of which a rank lacks its parts. On all ranks."""
+        self._newest, self._last_step = self._before, self._before.step
+        self._memory.keep(self._newest)
+        self._has_taken = False  # parts of former workers may belong to it
+        if self._overlap is not None:
+            self._overlap.is_possible = False
 
 
 def _await(overlap: Overlap) -> None:

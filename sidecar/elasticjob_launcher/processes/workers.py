@@ -215,7 +215,9 @@ class Workers:
             kind = COPY_AFTER_STEP if ends_step else AT_ONCE
             self._copy(current, grace_seconds, dump, kind)
         elif current.copies is not None and current.copies.pending:
-            goes_on = ends_step if current.copies.kind == END_STEP else copies
+            awaits = ends_step and not _handles(current, signal.SIGTERM)
+            kinds = {AT_ONCE: copies, COPY_AFTER_STEP: copies or awaits, END_STEP: ends_step}
+            goes_on = kinds[current.copies.kind]
             self._shorten(current, current.copies, grace_seconds, dump, goes_on)
         elif (
             ends_step

@@ -19,7 +19,7 @@ import torch
 
 from elasticjob import layout
 from elasticjob.train import Snapshots, exclusive, overlap
-from elasticjob.train.agreement import Part
+from elasticjob.train.agreement import SHARED, Part
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.interval import COSTS, EARLY_GROWTH, GROWTH, PLAIN_STEPS, Cost, Interval
 from elasticjob.train.overlap import Optimizers, Overlap
@@ -227,6 +227,39 @@ def test_copy_of_a_state_that_something_else_changes_leaves_the_last_snapshot(
     assert found.step == 3
     assert_same(expected, found.state)
     assert [int(path.name[5:17]) for path in sorted(storage.iterdir())] == [1, 3]
+
+
+class Crash(Exception):
+    pass
+
+
+def test_crash_after_a_given_up_snapshot_leaves_the_one_before_it(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The own state of a rank may have been written with the snapshot that was given up."""
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        if (part.version.step, part.rank) == (2, SHARED):
+            add_in_place(training)
+        if (part.version.step, part.rank) == (3, SHARED):
+            raise Crash
+        real(self, part, body)
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    for step in (1, 2):
+        snapshots.save(step, training.state(), {"step": step})
+        training.optimizer.step()
+    with pytest.raises(Crash):
+        snapshots.save(3, training.state(), {"step": 3})
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.rank_state) == (1, {"step": 1})
 
 
 class Wrapper(torch.optim.Optimizer):
