@@ -8,7 +8,6 @@ from elasticjob_rendezvous.protocol.events import Close
 from elasticjob_rendezvous.protocol.liveness.failure_detector import TRUST_SECONDS
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
-from elasticjob_rendezvous.protocol.worker_group import Workers
 from tests.sim.plan import Action
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 RESUME_GRACE_SECONDS = 1.5
 FENCED_SECONDS = TRUST_SECONDS + 0.5
 """Time in which the members of a gang that is no longer whole stop their workers."""
-STARVED_SECONDS = 2.5
-"""Time for which an agent without processor time is suspended beyond its lease."""
-STARVED_CHECK_SECONDS = 0.25
 WRITING_SECONDS = 5.0
 """Minimum duration of an attack that also writes into links."""
 
@@ -161,18 +157,6 @@ class Faults:
             pod.agent.pause()
             pod.agent.resumes_at = self.world.now + seconds
             self.world.at(seconds, self._resumed, pod)
-
-    def starve(self, pod: Pod, seconds: float) -> None:
-        """Suspend the pod's agent after each start of its workers, for longer than its lease."""
-        self._starve(pod, self.world.now + seconds)
-
-    def _starve(self, pod: Pod, until: float) -> None:
-        world = self.world
-        if world.now >= until or world.calm or not pod.alive:
-            return
-        if pod.phase is Workers.RUNNING and pod.agent is not None and not pod.agent.paused:
-            self.stop_agent(pod, world.plan.bounds.keep_alive_seconds + STARVED_SECONDS)
-        world.at(STARVED_CHECK_SECONDS, self._starve, pod, until)
 
     def _resumed(self, pod: Pod) -> None:
         self.world.note("fault", "goes on", pod.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-from elasticjob_rendezvous.protocol.coordinator.crash_loop import return_seconds
 from elasticjob_rendezvous.protocol.engine import Engine
 from tests.sim import schedule
 from tests.sim.invariants import liveness
@@ -43,10 +42,6 @@ def _run(world: World, plan: Plan) -> None:
     if any(action.name == "stop" for action in plan.actions):
         end += world.controller.stop_seconds + plan.recovery_seconds
     world.run(plan.quiet_at)
-    current = world.checker.round
-    if current is not None:
-        # Members that were cut off may have just begun the longest back-off so far.
-        end += 2.0 * return_seconds(current.streak)
     while world.now < end and not liveness.steady(world):
         world.run(min(end, world.now + 1.0))
     liveness.settled(world)

@@ -1,4 +1,4 @@
-"""Plans drawn from seeds: seventeen kinds of runs. No state besides a `Random(seed)`."""
+"""Plans drawn from seeds: sixteen kinds of runs. No state besides a `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -272,25 +272,6 @@ def _scale(rng: Random) -> Plan:
     return _disturbed(rng, "scale", SCALE, 6, 12.0)
 
 
-STARVED = (
-    ("starve", 15.0, 50.0),
-    ("starve", 30.0, 50.0),
-    ("power_off", 0.0, 0.0),
-    ("join", 0.0, 0.0),
-)
-
-
-def _starved(rng: Random) -> Plan:
-    """Draw a run with agents that get no processor time while their workers run."""
-    base = _base(rng, "starved")
-    bounds = replace(base.bounds, keep_alive_seconds=rng.choice((2.0, 3.0)), settle_seconds=0.3)
-    actions = _actions(rng, rng.randint(2, 5), STARVED, 2.0, 12.0)
-    # `starve` comes first: without one the run shows nothing.
-    actions += (Action(1.5, "starve", rng.randrange(16), 50.0),)
-    launcher = rng.random() < 0.5
-    return replace(base, bounds=bounds, actions=actions, quiet_at=60.0, launcher=launcher)
-
-
 ONE_WAY = (
     ("half_heard", 0.5, 12.0),
     ("one_way", 0.5, 12.0),
@@ -378,5 +359,4 @@ PROFILES: dict[str, Profile] = {
     "pause": _pause,
     "quiet": _quiet,
     "scale": _scale,
-    "starved": _starved,
 }

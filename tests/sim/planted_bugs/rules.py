@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticjob_rendezvous.protocol import next_directive
-from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.coordinator import (
     charging,
     checkpoint_gate,
@@ -20,7 +19,6 @@ from elasticjob_rendezvous.protocol.coordinator import (
     round_end,
     scale_up,
 )
-from elasticjob_rendezvous.protocol.coordinator.round_writes import Snapshot
 from elasticjob_rendezvous.protocol.engine import Engine
 from elasticjob_rendezvous.protocol.events import Clock, Event, Granted, KeptAlive, Probed, Verdict
 from elasticjob_rendezvous.protocol.kv import Compare, Delete, Txn
@@ -133,59 +131,6 @@ def excused_round_not_counted() -> Iterator[EngineFactory]:
 def no_back_off() -> Iterator[EngineFactory]:
     """Restart a script that fails at its start at once, forever."""
     with patch.object(crash_loop, "pause_seconds", lambda _: 0.0):
-        yield Engine
-
-
-@bug("starved", seed=1)
-def no_member_is_held_back() -> Iterator[EngineFactory]:
-    """Let a member that is cut off again and again into each round at once."""
-    with patch.object(crash_loop, "held_back", lambda *_: frozenset()):
-        yield Engine
-
-
-@bug("starved", seed=0)
-def every_loss_is_a_cut_off() -> Iterator[EngineFactory]:
-    """Count the loss of a node that never returns as another cut off."""
-    after = crash_loop.after_loss
-
-    def planted(streak: Streak, cause: Cause, ended: Roster | None, timers: Any) -> Any:
-        seats = ended.seats if ended is not None else ()
-        return after(replace(streak, lost=tuple(seat.id for seat in seats)), cause, ended, timers)
-
-    with patch.object(crash_loop, "after_loss", planted):
-        yield Engine
-
-
-@bug("starved", seed=1)
-def back_off_of_members_begins_once() -> Iterator[EngineFactory]:
-    """Count the back-off of a member from its first one on."""
-    forget = Timers.forget
-
-    def planted(timers: Timers, key: object) -> None:
-        if key != crash_loop.CUT_OFF:
-            forget(timers, key)
-
-    with patch.object(Timers, "forget", planted):
-        yield Engine
-
-
-@bug("starved", seed=1)
-def back_off_of_members_does_not_grow() -> Iterator[EngineFactory]:
-    """Hold members back for a second, however often they were cut off."""
-    with patch.object(crash_loop, "return_seconds", lambda streak: float(streak.cuts >= 2)):
-        yield Engine
-
-
-@bug("starved", seed=7)
-def aborts_hide_a_cut_off() -> Iterator[EngineFactory]:
-    """Count no cut off whose peers' collectives broke first."""
-    leave = charging._leave_uncharged
-
-    def planted(snapshot: Snapshot, *rest: Any) -> Any:
-        with patch.object(crash_loop, "after_loss", lambda streak, cause, *_: (streak, cause)):
-            return leave(snapshot, *rest)
-
-    with patch.object(charging, "_leave_uncharged", planted):
         yield Engine
 
 

@@ -84,24 +84,22 @@ def decide_charges(
                 snapshot.view, snapshot.view.rosters.get(number), snapshot.bounds
             )
             if reason is not None:
-                return _leave_uncharged(snapshot, number, reason, timers)
+                return _leave_uncharged(snapshot, number, reason)
             if not _decision_is_due(snapshot, number, peers, timers):
                 continue
         return _charge(snapshot, number, timers)
     return None
 
 
-def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause, timers: Timers) -> RoundUpdate:
+def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
     """Leave a failure uncharged; a next round that began for the failure gets the real cause."""
-    current, view = snapshot.current, snapshot.view
+    current = snapshot.current
     cause = current.cause
-    crash_loop.note_steps(number, (member.record for member in view.members().values()), timers)
-    streak, reason = crash_loop.after_loss(current.streak, reason, view.rosters.get(number), timers)
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
         cause = reason
     counts = counted(current.counts, reason.kind)
     pending = _without(current.pending, number)
-    uncharged = replace(current, pending=pending, cause=cause, counts=counts, streak=streak)
+    uncharged = replace(current, pending=pending, cause=cause, counts=counts)
     gone = ", ".join(reason.members[:3])
     note = f"round {number}: failure not charged: {gone} was lost or left"
     ops = corrected_cause(snapshot.view.histories.get(current.number), cause)

@@ -1,17 +1,13 @@
 """Crash-loop back-off: pause before the next recovery; early end without progress. Pure.
 
-A job that fails again soon after its start, before its first step, waits longer each time; one that
-fails at the same step again and again ends early. Only charged failures count for both.
-
-The loss or leave of a node causes no pause: another member takes its place. A member that returns
-after its loss was only cut off, for example because its agent gets too little processor time. Once
-it is lost for the third time without a step, it is in no round before a back-off, which grows with
-each further time: the others train without it or, if they are too few, wait for it.
+Only charged failures count. A job that fails again soon after its start, before its first step,
+waits longer each time; one that fails at the same step again and again ends early. The loss or
+leave of a node causes no pause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
@@ -20,22 +16,14 @@ from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
-    Member,
     Round,
     RoundState,
     Streak,
-    cause_with_reasons,
-    reasons_of,
 )
-from elasticjob_rendezvous.protocol.records.roster import Roster
 
 SOON_SECONDS = 60.0
 """Maximum lifetime of workers whose failure counts as a failure at the start."""
 LONGEST_PAUSE_SECONDS = 60.0
-CUT_OFF = "cut off"
-"""Timer of the back-off of members that were cut off repeatedly."""
-MAX_LOST = 16
-"""Maximum number of members noted as lost; the newest are kept."""
 MAX_FAILURES_AT_A_STEP = 3
 """Number of failures in a row at the same step that ends the job."""
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
@@ -71,82 +59,24 @@ def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> 
     ran_ms = max((failure.ran_ms or 0 for failure in failures), default=0)
     stepped = any(failure.step is not None for failure in failures)
     trained = stepped or life.was_long or ran_ms >= SOON_SECONDS * 1000
-    streak = _after_training(streak) if trained else replace(streak, row=streak.row + 1)
+    row = 0 if trained else streak.row + 1
     first = failure_policy.culprit(failures)
     if first is None or first.step is None:
-        return streak
+        return replace(streak, row=row)
     times = streak.times + 1 if first.step == streak.step else 1
-    return replace(streak, step=first.step, times=times)
+    return Streak(row, first.step, times)
 
 
 def after_round(streak: Streak, life: Life) -> Streak:
     """Return the streak after a round that ended for another reason, or is not decided yet."""
-    return _after_training(streak) if life.was_long else streak
-
-
-def _after_training(streak: Streak) -> Streak:
-    return replace(streak, row=0, cuts=0, lost=())
-
-
-def after_loss(
-    streak: Streak, cause: Cause, ended: Roster | None, timers: Timers
-) -> tuple[Streak, Cause]:
-    """Return the streak after the loss of members ended a round, and the cause with the back-off.
-
-    Any other cause changes nothing. Only a member that is lost again was not gone the first time: a
-    replacement has another id.
-    """
-    if cause.kind is not CauseKind.LOSS or ended is None:
-        return streak, cause
-    if lived(ended.number, timers).was_long:
-        return streak, cause
-    seats = ended.seats
-    ids = {assignment.id for assignment in seats if assignment.name in cause.members}
-    known = [id for id in streak.lost if id not in ids]
-    again = len(known) < len(streak.lost)
-    lost = (*known, *sorted(ids))[-MAX_LOST:]
-    streak = replace(streak, cuts=streak.cuts + again, lost=lost)
-    if not again:
-        return streak, cause
-    timers.forget(CUT_OFF)
-    return streak, _explained_loss(cause, streak)
-
-
-def note_steps(number: int, members: Iterable[Member], timers: Timers) -> None:
-    """Note that a member reported a step of round `number`, if one did."""
-    if any(
-        (member.round == number and member.step >= 0)
-        or (member.ended_round == number and member.ended_step >= 0)
-        for member in members
-    ):
-        timers.since(("stepped", number))
+    return replace(streak, row=0) if life.was_long else streak
 
 
 def pause_seconds(streak: Streak) -> float:
     """Return the pause before the recovery from the last failure: 0, 1, 2, 4, … s."""
-    return _back_off_seconds(streak.row)
-
-
-def return_seconds(streak: Streak) -> float:
-    """Return the back-off of members that were cut off repeatedly: 0, 1, 2, 4, … s."""
-    return _back_off_seconds(streak.cuts)
-
-
-def _back_off_seconds(row: int) -> float:
-    if row < 2:
+    if streak.row < 2:
         return 0.0
-    return min(2.0 ** min(row - 2, 16), LONGEST_PAUSE_SECONDS)
-
-
-def held_back(current: Round, timers: Timers) -> frozenset[str]:
-    """Return the members that are in no round yet, because they were cut off repeatedly.
-
-    The timers wake when their back-off ends. A new coordinator begins it again.
-    """
-    seconds = return_seconds(current.streak)
-    if not seconds or timers.over(CUT_OFF, seconds):
-        return frozenset()
-    return frozenset(current.streak.lost)
+    return min(2.0 ** min(streak.row - 2, 16), LONGEST_PAUSE_SECONDS)
 
 
 def is_without_progress(streak: Streak) -> bool:
@@ -157,19 +87,6 @@ def is_without_progress(streak: Streak) -> bool:
 def no_progress_text(streak: Streak) -> str:
     """Return the reason for the job's early end, for people."""
     return f"no progress: the {_ordinal(streak.times)} failure in a row at step {streak.step}"
-
-
-def _explained_loss(cause: Cause, streak: Streak) -> Cause:
-    """Return the cause with the back-off of the lost members, if there is one."""
-    seconds = return_seconds(streak)
-    if not seconds:
-        return cause
-    text = (
-        f"cut off before the first step, the {_ordinal(streak.cuts + 1)} time in a row: too little "
-        f"processor time, or no network; backing off {seconds:g} s"
-    )
-    reasons = (*reasons_of(cause), text)
-    return cause_with_reasons(cause.kind, cause.members, reasons, cause.urgent)
 
 
 def explained(cause: Cause, streak: Streak) -> Cause:

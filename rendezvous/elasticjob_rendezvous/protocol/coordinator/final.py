@@ -36,7 +36,7 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     roster = view.rosters.get(current.number)
     if roster is None:
         return None
-    silent = memory.silenced.ids(timers) | crash_loop.held_back(current, timers)
+    silent = memory.silenced.ids(timers)
     judgement = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
     if judgement.succeeded:
         return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
@@ -98,16 +98,15 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
     retries = 0
     charged, pending, cause = current.charged, current.pending, judgement.cause
     counts = counted(current.counts, cause.kind)
-    crash_loop.note_steps(number, (member.record for member in members), memory.timers)
+    if any(m.record.round == number and m.record.step >= 0 for m in members):
+        memory.timers.since(("stepped", number))
     life = crash_loop.lived(number, memory.timers)
     streak = crash_loop.after_round(current.streak, life)
-    ended = snapshot.view.rosters.get(number)
-    streak, cause = crash_loop.after_loss(streak, cause, ended, memory.timers)
     if cause.kind is CauseKind.MASTER_PORT:
         retries = current.port_retries + 1
     if failure_policy.includes_cause(failures) or retries > failure_policy.MASTER_PORT_RETRIES:
         charged, counts = (*charged, number), current.counts
-        streak = crash_loop.after_failure(streak, failures, life)
+        streak = crash_loop.after_failure(current.streak, failures, life)
         if outcome := outcome_of_charge(snapshot, charged, streak, number):
             over = replace(current, charged=charged, streak=streak)
             return close(snapshot, outcome, over)

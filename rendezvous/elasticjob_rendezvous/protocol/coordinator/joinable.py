@@ -38,14 +38,6 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     timers.since(("stopped", current.number))
     if _backs_off(current, timers):
         return None
-    held = crash_loop.held_back(current, timers)
-    if held:
-        count = quorum.without(count, held)
-        if legal_size(bounds, len(count.waiting)) == 0:
-            timers.since(("held", current.number))
-            return None
-    elif timers.known(("held", current.number)) is not None:
-        timers.since(("paused", current.number))
     call = ("last call", current.number)
     enough = legal_size(bounds, len(count.waiting)) > 0
     if not enough:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -57,13 +57,6 @@ def take(
         frozenset(seated & live),
         frozenset(live),
     )
-
-
-def without(quorum: Quorum, ids: Container[str]) -> Quorum:
-    """Return the quorum without these waiting members; no round waits for them."""
-    waiting = tuple(member for member in quorum.waiting if member.id not in ids)
-    survivors = frozenset(id for id in quorum.survivors if id not in ids)
-    return replace(quorum, waiting=waiting, survivors=survivors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,20 +340,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Charged failures and losses in a row; see `crash_loop`.
+    """Charged failures in a row; see `crash_loop`.
 
-    row: number of charged failures soon after the start, before a first step.
+    row: number of those soon after the start, before a first step.
     step: step of the last one that reported its step, or -1.
     times: number of failures in a row at that step.
-    cuts: number of rounds without a step that ended by the loss of a member that `lost` names.
-    lost: ids of the members lost since the last round with a step.
     """
 
     row: int = 0
     step: int = -1
     times: int = 0
-    cuts: int = 0
-    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +367,7 @@ class Round:
         port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
         since_ms: UTC time of the last transition, for people.
         counts: number of rounds that ended so far without a charge, by cause.
-        streak: the charged failures and losses in a row up to now.
+        streak: the charged failures in a row up to now.
         save: while final: the checkpoint requested before this round ends.
         fenced: until it is final: members whose key was deleted while workers ran there.
     """
