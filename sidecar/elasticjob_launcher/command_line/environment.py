@@ -164,7 +164,9 @@ def _passes(words: tuple[str, ...]) -> bool:
         return False
     if name in _SETTING and any(map(_may_be_options, _candidates(name, words, end))):
         return True
-    for word in words[1:end]:
+    for before, word in zip(("", *words[1:end]), words[1:end]):
+        if before in ("--env", "--env-file") and _is_computed(word):
+            return True
         option, _, value = word.partition("=")
         if ASSIGNMENT.fullmatch(word) and option in _PASSED:
             return True
@@ -177,7 +179,7 @@ def _passes(words: tuple[str, ...]) -> bool:
 
 def _candidates(name: str, words: tuple[str, ...], end: int) -> tuple[str, ...]:
     """Return the words of a wrapper that need be neither its program nor the value of an option."""
-    is_program = name != "env" and not _starts_command(words[end + 1 :])
+    is_program = name not in ("env", *_OF_IMAGES) and not _starts_command(words[end + 1 :])
     if is_program or _is_known(words[end:] or ("",)):
         return ()
     return (*(words[1:end] if name in _OF_IMAGES else ()), *words[end : end + 1])

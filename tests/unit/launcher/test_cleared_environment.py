@@ -105,6 +105,8 @@ KEEPING = [
     "bash -c 'sudo $(cat /etc/vars) python t.py'",
     "apptainer exec --cleanenv --env-file vars img.sif python t.py",
     "bash -c 'apptainer exec --cleanenv --env=$VARS img.sif python t.py'",
+    "bash -c 'apptainer exec --cleanenv --env $VARS img.sif python t.py'",
+    "bash -c 'apptainer exec --cleanenv $OPTIONS $IMAGE $PYTHON t.py'",
     "bash -c 'env -i make; python t.py'",
     "bash -c 'sudo mount /x; torchrun t.py; sudo umount /x'",
     "bash -c 'sudo sh setup.sh && exec \"$@\"' -- python t.py",

@@ -275,6 +275,9 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     nodes, wanted = current.nodes, status.wanted_nodes
     where = f"round {current.round}, {counted(current.world_size, 'worker')}"
     seated = frozenset(member.pod for member in status.members if member.rank is not None)
+    if not seated and current.state is RendezvousState.FINAL:
+        yield from _unregistered(status, pods, where)
+        return
     waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
     reasons = find_blockers(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
     if nodes >= wanted:
@@ -296,6 +299,22 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     done = [member.pod for member in status.members if member.state == "done"]
     if done:
         yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
+
+
+def _unregistered(status: Status, pods: list[Pod], where: str) -> Iterator[str]:
+    """Yield the reason for which no node of the round is known: it may have no workers any more."""
+    nodes = _current(status).nodes
+    which = "Its only node is" if nodes == 1 else f"Its {nodes} nodes are"
+    reasons = find_blockers(status, pods, frozenset(pod.name for pod in pods if pod.ready))
+    clauses = [
+        "the sidecars are gone, or have too little processor time or no network",
+        *(reason.clause for reason in reasons),
+    ]
+    yield (
+        f"{which} not registered at present ({where}), and the workers end within half a minute if "
+        f"that lasts: {listed(clauses)}"
+    )
+    yield from _remedies(reasons)
 
 
 def _slow_and_avoided(status: Status) -> Iterator[str]:

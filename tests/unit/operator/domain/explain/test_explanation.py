@@ -301,6 +301,13 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Training on all 5 nodes (round 1, 5 workers).",
     ),
+    "none of them registered": (
+        observed(*running(5), view=replace(trained(), members=())),
+        {},
+        "Its 5 nodes are not registered at present (round 1, 5 workers), and the workers end "
+        "within half a minute if that lasts: the sidecars are gone, or have too little processor "
+        "time or no network.",
+    ),
     "the only one": (
         observed(*running(1), view=final_round(1)),
         {"minNodes": 1, "maxNodes": 1},
