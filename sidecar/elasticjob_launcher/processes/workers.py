@@ -201,7 +201,7 @@ class Workers:
         `ends_step`, a grace period and no `dump` they end their step before, also without `copies`:
         the workers of other nodes then can. A handler of SIGTERM gets the whole of a grace period
         without copies. A copy ends with a further stop without `copies`, the wait for a step with
-        one without `ends_step`, and both with one that takes away the grace period, as with the end
+        one that has neither, and both with one that takes away the grace period, as with the end
         of the permission to live. No further stop extends a grace period. One that repeats the
         order, as an agent does after a reconnect, changes nothing.
         """

@@ -356,6 +356,21 @@ def test_stop_that_ends_no_step_ends_the_wait_for_one(
     run(patient_launcher, tmp_path, workers, finished)
 
 
+def test_node_that_then_leaves_goes_on_to_end_its_step(
+    patient_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    """The workers of other nodes wait for the end of the same step."""
+
+    async def leaving(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, LONG_GRACE_SECONDS, ends_step=True)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, LONG_GRACE_SECONDS, copies=False, ends_step=True)
+
+    workers = [worker(tmp_path, 0, LISTENS, answers(LONG_MS, 2.0))]
+    run(patient_launcher, tmp_path, workers, leaving)
+    assert (tmp_path / "copied-0").exists()
+
+
 def test_stop_without_copies_gives_the_script_its_whole_grace_period(
     patient_launcher: StartLauncher, tmp_path: Path
 ) -> None:
