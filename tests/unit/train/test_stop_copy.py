@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -57,7 +58,10 @@ def ask(
         descriptor = os.open(folder, os.O_PATH)
         link.connect(f"/proc/self/fd/{descriptor}/{SOCKET}{local_rank}")
         os.close(descriptor)
-        link.sendall(stop_copies.REQUEST.pack(stop_copies.MAGIC, kind, int(seconds * 1000)))
+        request = stop_copies.REQUEST.pack(stop_copies.MAGIC, kind, int(seconds * 1000))
+        # A worker that waits no longer for it copies at once, and may have ended.
+        with contextlib.suppress(*[BrokenPipeError] * (kind == stop_copy.AT_ONCE)):
+            link.sendall(request)
         answer = link.recv(100)
         if not answer:
             return 0.0
