@@ -241,8 +241,7 @@ class Launcher:
         elif isinstance(request, Start):
             self._start(request)
         elif isinstance(request, Stop):
-            number, grace_seconds, dump, copies, ends_step = request
-            self._workers.stop(number, grace_seconds, dump, copies=copies, ends_step=ends_step)
+            self._workers.stop(request)
         elif isinstance(request, Signal):
             caught = request.signum == self._settings.save_signal
             self._workers.signal(request.round, request.signum, caught)
@@ -423,7 +422,7 @@ class Launcher:
         self._ending = True
         name = signal.Signals(signum).name
         self._output.write_line(f"stopping the workers: {name} received and no agent responds")
-        self._workers.stop(running, self._settings.stop_grace_seconds)
+        self._workers.stop(Stop(running, self._settings.stop_grace_seconds, copies=False))
 
     def _released(self, request: Release) -> None:
         if request.message:
@@ -439,7 +438,7 @@ class Launcher:
     def _finish(self) -> int:
         running = self._workers.running_round
         if running is not None:
-            self._workers.stop(running, 0)
+            self._workers.stop(Stop(running, 0, copies=False))
         kill_descendants(SWEEP_SECONDS)
         self._snapshots.close()
         self._workers.drain()

@@ -165,14 +165,7 @@ class MemoryBuffers:
         """Return the parts in the shared buffers, also those that another local rank wrote."""
         return [held(self._path("shared", index)) for index in range(BUFFERS)]
 
-    def commit_at_stop(
-        self,
-        part: Part,
-        body: Body,
-        keep: Version,
-        seconds: float,
-        has_changed: Callable[[], bool] = bool,
-    ) -> bool:
+    def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
         """Write a shared part unless the gang has that step or a newer one here already.
 
         Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
@@ -181,7 +174,6 @@ class MemoryBuffers:
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
-            has_changed: function that returns True once the content is no longer that of the part.
         """
         deadline = time.monotonic() + seconds
 
@@ -189,7 +181,7 @@ class MemoryBuffers:
             return has_own_parts(part, self.parts(), self._local_ranks)
 
         # No rank overwrites them: it would be two steps ahead of this one.
-        if part.ranks and not taken_within(min(seconds, _OWN_SECONDS), has_own):
+        if part.ranks and not true_within(min(seconds, _OWN_SECONDS), has_own):
             return False
         with self._locked(max(0.0, deadline - time.monotonic())) as is_locked:
             if not is_locked:
@@ -197,10 +189,9 @@ class MemoryBuffers:
             index = buffer_at_stop(self._shared(), part, keep)
             if index is not None:
                 self._check_room("shared", index, RECORD_BYTES + body.size)
-                if has_changed():
+                if body.has_changed():
                     raise StateChanged
-                path = self._path("shared", index)
-                overwrite(path, part, body, has_changed=has_changed, threads=True)
+                overwrite(self._path("shared", index), part, body, threads=True)
         return True
 
     @contextlib.contextmanager
@@ -213,7 +204,7 @@ class MemoryBuffers:
         with contextlib.suppress(OSError):  # the write to the folder reports the error
             descriptor = open_lock(self.folder / _SHARED_LOCK)
             _locks.add(descriptor)
-            is_locked = taken_within(seconds, functools.partial(_is_taken, descriptor))
+            is_locked = true_within(seconds, functools.partial(_is_taken, descriptor))
         try:
             yield is_locked
         finally:
@@ -359,10 +350,11 @@ def open_lock(path: str | Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
 
-def taken_within(seconds: float, take: Callable[[], bool]) -> bool:
-    """Call `take` until it has a lock; return False after `seconds`."""
+def true_within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Call a function, such as one that takes a lock, until it returns True; return False after
+    `seconds`."""
     deadline = time.monotonic() + seconds
-    while not take():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS)

@@ -14,7 +14,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
-from elasticjob.train.buffers import LOCK, open_lock, taken_within
+from elasticjob.train.buffers import LOCK, open_lock, true_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -101,7 +101,7 @@ class Claim:
         except OSError:
             return  # the first snapshot reports memory that cannot be written
         try:
-            if not taken_within(LOCK_SECONDS, functools.partial(_is_locked, descriptor)):
+            if not true_within(LOCK_SECONDS, functools.partial(_is_locked, descriptor)):
                 raise RuntimeError(
                     f"another process saves snapshots as local rank {self._local_rank} of this "
                     f"node, to {os.path.dirname(path)}: use Snapshots in one process of each "  # noqa: PTH120

@@ -134,8 +134,15 @@ class Sources:
         firsts = []
         for each in self._parameters:
             if each.nbytes:
-                address = each.data_ptr() if each.device.type == "cpu" else 0
-                if not address:  # on a device, or without memory: a read would end the process
+                first = first_element(each)
+                if not first:
                     raise NotHeld
-                firsts.append(ctypes.string_at(address, each.itemsize))
+                firsts.append(first)
         return versions, firsts
+
+
+def first_element(tensor: torch.Tensor) -> bytes:
+    """Return the first element of a tensor in CPU memory; empty for others, and without memory."""
+    address = tensor.data_ptr() if tensor.device.type == "cpu" and tensor.nbytes else 0
+    # To read at 0, as of a storage that was resized to nothing, would end the process.
+    return ctypes.string_at(address, tensor.itemsize) if address else b""

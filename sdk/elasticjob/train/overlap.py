@@ -10,7 +10,6 @@ device, not on the host.
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
 import functools
 import os
 import time
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticjob.train.codec import dense
+from elasticjob.train.held_state import first_element
 from elasticjob.train.interval import Cost
 
 if TYPE_CHECKING:
@@ -341,11 +341,7 @@ def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
 
 def _mark(tensor: torch.Tensor) -> tuple[int, bytes]:
     """Return the number of changes in place, and the first element of a tensor in CPU memory."""
-    first = b""
-    address = tensor.data_ptr() if tensor.device.type == "cpu" and tensor.nbytes else 0
-    if address:  # a storage may be of no size
-        first = ctypes.string_at(address, tensor.itemsize)
-    return (0 if tensor.is_inference() else tensor._version), first
+    return (0 if tensor.is_inference() else tensor._version), first_element(tensor)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -314,13 +314,11 @@ def overwrite(
     body: Body,
     *,
     is_ahead: bool = False,
-    has_changed: Callable[[], bool] = bool,
     threads: bool = False,
 ) -> None:
     """Replace the content of a buffer. If it fails, the buffer holds nothing.
 
-    Raises OSError, and StateChanged if `has_changed`, or that of the body, returns True once all is
-    written.
+    Raises OSError, and StateChanged if the content of the body has changed meanwhile.
 
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
     detects any difference at the next read. `threads`: write a large content with several threads,
@@ -335,7 +333,7 @@ def overwrite(
             return
         _erase(fd)
         try:
-            _fill(fd, part, body, has_changed, threads)
+            _fill(fd, part, body, threads)
         except (OSError, StateChanged):
             os.ftruncate(fd, 0)
             raise
@@ -368,7 +366,7 @@ def _allocate(fd: int, total: int) -> None:
         os.posix_fallocate(fd, 0, total)
 
 
-def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool], threads: bool) -> None:
+def _fill(fd: int, part: Part, body: Body, threads: bool) -> None:
     _allocate(fd, RECORD_BYTES + body.size)
     record = functools.partial(pack_record, part, body)
     if threads and body.size >= _PARALLEL_BYTES:
@@ -384,7 +382,7 @@ def _fill(fd: int, part: Part, body: Body, has_changed: Callable[[], bool], thre
         if body.has_changed():
             raise StateChanged
         packed = record()
-    if has_changed() or body.has_changed():
+    if body.has_changed():
         raise StateChanged
     os.pwrite(fd, packed, 0)
 

@@ -193,7 +193,7 @@ class Snapshots:
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
         self._is_written = True
         """True if this rank has completed its parts of the last snapshot, as far as it can."""
-        self._last_step = self._next_step = 0
+        self._next_step = 0
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage)),
             keep,
@@ -259,9 +259,9 @@ class Snapshots:
         self._store.restored(agreed.stored, agreed.stored_at)
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
             self._memory.remove_former(plan.version)
-        step = self._last_step = 0 if plan is None else plan.version.step
-        lost = self._begun(gang, step, offers)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
+        step = self._newest.step
+        lost = self._begun(gang, step, offers)
         self._is_written = True
         self._next_step = step + self._pace.start(step, interval_before(plan, offers))
         self._found = (offers, plan)
@@ -347,9 +347,9 @@ class Snapshots:
         if self._reached is not None:
             self._reached.write(step)
         self._store.tell()
-        if step < self._last_step:
+        if step < self._newest.step:
             raise ValueError(
-                f"step must be at least {self._last_step}, the step of the last snapshot, got "
+                f"step must be at least {self._newest.step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
         self._pace.entered(step)
@@ -381,7 +381,7 @@ class Snapshots:
         if parted is not None:
             state, rank_state = parted
         ranks = 0 if rank_state is None else gang.size
-        part = Part(version, SHARED, ranks, self._last_step, parted is not None)
+        part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
@@ -406,8 +406,7 @@ class Snapshots:
         if begins:
             self._announce(version)
         write = functools.partial(self._write, step, parts, stored, begins)
-        self._is_written, self._before = False, self._newest
-        self._last_step, self._newest = step, version
+        self._is_written, self._before, self._newest = False, self._newest, version
         if overlap is None:
             write()
         else:
@@ -444,9 +443,9 @@ class Snapshots:
         ranks = 0 if rank_state is None else gang.size
         version = Version(step, self._number)
         # The same as that of the regular snapshot, which another rank may complete.
-        part = Part(version, SHARED, ranks, self._last_step)
+        part = Part(version, SHARED, ranks, self._newest.step)
         if not is_due:
-            part = part_at_stop(version, self._next_step - self._last_step, ranks)
+            part = part_at_stop(version, self._next_step - self._newest.step, ranks)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
@@ -632,7 +631,7 @@ class Snapshots:
 
     def _give_up_last(self) -> None:
         """Keep the snapshot before the last one, of which a rank lacks its parts. On all ranks."""
-        self._newest, self._last_step = self._before, self._before.step
+        self._newest = self._before
         self._memory.keep(self._newest)
         self._has_taken = False  # parts of former workers may belong to it
         if self._overlap is not None:

@@ -280,11 +280,9 @@ class StopCopy:
             if held is None or buffers is None or not self._is_worth_it(held.size):
                 return False
             left = max(0.0, deadline - time.monotonic())
-            changed = held.sources.have_changed
             try:
-                return buffers.commit_at_stop(
-                    held.part, encode(held.state), held.keep, left, changed
-                )
+                body = encode(held.state)._replace(has_changed=held.sources.have_changed)
+                return buffers.commit_at_stop(held.part, body, held.keep, left)
             except StateChanged:
                 reason: object = (
                     "something other than the optimizers has changed the parameters or their state "

@@ -215,9 +215,6 @@ class Channel:
             }
         )
 
-    async def stop(self, round: int, **how: float) -> None:
-        await self.send({"type": "stop", "round": round, **how})
-
     async def signal(self, round: int, signum: int) -> None:
         await self.send({"type": "signal", "round": round, "signum": signum})
 
@@ -285,8 +282,15 @@ class ChannelRuntime:
         copies: bool = True,
         ends_step: bool = False,
     ) -> None:
-        await self._connected().stop(
-            round, grace_seconds=grace_seconds, dump=dump, copies=copies, ends_step=ends_step
+        await self._connected().send(
+            {
+                "type": "stop",
+                "round": round,
+                "grace_seconds": grace_seconds,
+                "dump": dump,
+                "copies": copies,
+                "ends_step": ends_step,
+            }
         )
 
     async def signal(self, round: int, signum: int) -> None:

@@ -34,7 +34,7 @@ from elasticjob_launcher.processes.process_info import (
     signal_if_caught,
 )
 from elasticjob_launcher.sockets import AgentServer, Connection
-from elasticjob_launcher.wire import WireError
+from elasticjob_launcher.wire import Stop, WireError
 
 if TYPE_CHECKING:
     from elasticjob_launcher.processes.spawn import Spawn
@@ -157,19 +157,11 @@ class NodeCommand:
         elif self._waits:
             self._answer(current)
 
-    def stop(
-        self,
-        number: int,
-        grace_seconds: float,
-        dump: bool = False,
-        *,
-        copies: bool = False,
-        ends_step: bool = False,
-    ) -> None:
-        """Stop the round's workers. torchrun ends them by itself: the last two have no effect."""
+    def stop(self, order: Stop) -> None:
+        """Stop the round's workers. torchrun ends them by itself, without copies or their step."""
         current = self._active
-        if current is None or current.number != number:
-            self._emit({"type": "stopped", "round": number})
+        if current is None or current.number != order.round:
+            self._emit({"type": "stopped", "round": order.round})
             return
         current.stopping = True
         if self._sweeping is not None:
@@ -180,12 +172,12 @@ class NodeCommand:
             if self._command.pid is not None and not current.terminated:
                 current.terminated = True
                 kill_group(self._command.pid, signal.SIGTERM)
-            self._kill_within(current, grace_seconds, self._kill_everything)
+            self._kill_within(current, order.grace_seconds, self._kill_everything)
         else:
             if self._torchrun is not None:
-                self._torchrun.send({"type": "stop", "round": number})
+                self._torchrun.send({"type": "stop", "round": order.round})
             # torch's agent has no order for workers to dump their stacks.
-            grace_seconds = 0.0 if dump else grace_seconds
+            grace_seconds = 0.0 if order.dump else order.grace_seconds
             self._kill_within(current, grace_seconds, partial(self._kill_workers, current))
 
     def stop_unasked(self, number: int) -> None:

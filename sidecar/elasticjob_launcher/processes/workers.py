@@ -37,7 +37,7 @@ from elasticjob_launcher.processes.stop_copies import (
 )
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.snapshot_folder import VARIABLE
-from elasticjob_launcher.wire import exit_event
+from elasticjob_launcher.wire import Stop, exit_event
 
 if TYPE_CHECKING:
     from elasticjob_launcher.processes.spawn import Spawned
@@ -185,15 +185,7 @@ class Workers:
             self._record_exit(current, local_rank, 0, failure.exit_code, None, failure.message, "")
         self._check_groups()
 
-    def stop(
-        self,
-        number: int,
-        grace_seconds: float,
-        dump: bool = False,
-        *,
-        copies: bool = False,
-        ends_step: bool = False,
-    ) -> None:
+    def stop(self, order: Stop) -> None:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
@@ -205,6 +197,7 @@ class Workers:
         of the permission to live. No further stop extends a grace period. One that repeats the
         order, as an agent does after a reconnect, changes nothing.
         """
+        number, grace_seconds, dump, copies, ends_step = order
         current = self._round
         ends_step = ends_step and grace_seconds > 0 and not dump
         if current is None or current.gone or current.number != number:
@@ -256,7 +249,7 @@ class Workers:
         """Kill the round's workers without an agent's order; their exits are not failures."""
         if self._round is not None and self._round.number == number:
             self._round.unasked = True
-        self.stop(number, 0)
+        self.stop(Stop(number, 0, copies=False))
 
     def signal(self, number: int, signum: int, caught: bool = False) -> None:
         """Signal all processes of the round, or with `caught` only those with a handler for it.

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, hel
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import StorageFolder
 from tests.paths import ROOT
+from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
 
 def part(step: int, rank: int = SHARED, ranks: int = 0) -> Part:
@@ -517,16 +517,6 @@ def test_expired_versions_are_removed_before_the_write(
     assert {each.version.step for each in storage.parts()} == {1, 4, 5}
 
 
-PATIENCE_SECONDS = 60.0
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def functions_of_the_main_thread() -> list[str]:
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     names = []
@@ -683,7 +673,7 @@ def test_copy_at_a_stop_waits_for_own_parts_half_a_second_at_most(
         waits.append(seconds)
         return False
 
-    monkeypatch.setattr(buffers, "taken_within", taken)
+    monkeypatch.setattr(buffers, "true_within", taken)
     node = MemoryBuffers(tmp_path, 0, 0, 2)
     for seconds in (9.0, 0.2):
         assert not node.commit_at_stop(part(2, SHARED, 2), body(2), Version(1, 7), seconds)

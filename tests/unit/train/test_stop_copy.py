@@ -42,10 +42,10 @@ from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
+from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
 __all__ = ["memory"]
 
-PATIENCE_SECONDS = 60.0
 EVERY = 1000
 
 
@@ -491,13 +491,6 @@ def test_wait_for_a_processor_is_no_part_of_the_time_of_a_copy(
     stop = snapshots._stop
     assert stop is not None
     assert stop._rates[-1] > stop._size / 0.9
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_worker_that_hangs_between_a_step_and_save_is_not_waited_for_as_long_as_a_copy(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from elasticjob.train import Link, accumulation
 from elasticjob_agent import worker_files
 from elasticjob_agent.core.progress import WorkerProgress, worker_progress
 from elasticjob_agent.worker_files import ProgressFiles, read_progress
+from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
 SIDECAR = Path(layout.__file__).parents[1]
-PATIENCE_SECONDS = 60.0
 
 
 class Desk:
@@ -405,13 +404,6 @@ def test_worker_that_waits_for_an_agreement_awaits_the_stop(desk: Desk, is_withd
     desk.ask(point=1, seconds=0.0)
     worker.join(PATIENCE_SECONDS)
     assert not worker.is_alive()
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_progress_calls_the_callback_at_the_agreed_step(desk: Desk) -> None:
