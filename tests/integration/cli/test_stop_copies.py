@@ -27,6 +27,7 @@ from elasticjob import train
 
 steps, raises_at, marker = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path("raised")
 killed = [tuple(map(int, each.split(":"))) for each in sys.argv[3:]]  # step and rank of each
+awaited = pathlib.Path("awaited-step")  # there the ranks wait until the file is removed
 torch.set_num_threads(1)
 torch.manual_seed(1)
 dist.init_process_group("gloo")
@@ -74,6 +75,8 @@ while step < steps:
     dist.all_reduce(total)
     print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
     time.sleep(0.2)
+    while awaited.exists() and step >= int(awaited.read_text()):
+        time.sleep(0.05)
 """
 STEPS = 18
 LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
@@ -115,7 +118,13 @@ def losses(rig: LocalRig, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 
 
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
-    """Return the output of a run with a fault of a rank after every few steps."""
+    """Return the output of a run with a fault of a rank after every few steps.
+
+    The ranks wait for a fault of a node, which may be slow to request.
+    """
+    awaited = rig.job / "awaited-step"
+    if any(kind != "worker" for kind, _ in faults):
+        awaited.write_text(str(STEPS_BETWEEN))
     runner = rig.start(path, "--plain", "--logs")
     assert runner.stdout is not None
     output, done = "", 0
@@ -126,6 +135,7 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
             kind, rank = faults[done]
             if kind != "worker":
                 assert rig.call("fault", kind, name, f"{name}-{rank}").returncode == 0
+                awaited.unlink()
             else:
                 pids = [
                     int(each.name.partition("-")[2])

@@ -101,7 +101,12 @@ def test_annotation_rotates_the_user_once_and_the_former_one_goes_later(
     await_users(etcd, f"{name}.1", f"{name}.2")
     wait_until(lambda: login(ns)[0] == f"{name}.2", "the Secret to name the user", SECONDS)
     assert ns.present("pods", "job-0")["metadata"]["uid"] == pod
-    assert len([one for one in ns.events() if one[0] == "CredentialsRotated"]) == 2
+
+    def rotations() -> int:
+        return len([one for one in ns.events() if one[0] == "CredentialsRotated"])
+
+    wait_until(lambda: rotations() >= 2, "an event for each rotation", SECONDS)
+    assert rotations() == 2
 
 
 def test_user_is_rotated_by_age_and_deleted_with_the_job(

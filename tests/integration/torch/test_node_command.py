@@ -246,7 +246,7 @@ def test_job_grows_and_shrinks_with_its_nodes(gang: NodeGang) -> None:
 
 def test_restarted_agent_adopts_the_workers(meeting: NodeGang) -> None:
     # The workers' deadline follows the lease: it must leave time for a new agent on a busy machine.
-    (pod,) = meeting.run(1, bounds=RendezvousParams(1, 4, expected=1, keep_alive_seconds=30.0))
+    (pod,) = meeting.run(1, bounds=RendezvousParams(1, 4, expected=1, keep_alive_seconds=120.0))
     meeting.reduced(1, 1)
     (worker,) = meeting.started(1, 1)
     pod.agent.process.kill()

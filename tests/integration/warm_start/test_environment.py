@@ -209,6 +209,7 @@ def test_edited_program_is_read_again(tmp_path: Path, installed: Path) -> None:
         script(tmp_path / "code", f"import os\nos.environ['PLAIN'] = '1'\n{imports}")
         started, _ = await runtime.outcome(sys.executable, path)
         assert started.cold_reason == "the program has changed, in what it sets before its imports"
+        await runtime.until_ready()
         assert (await runtime.outcome(sys.executable, path))[0].warm
 
     warm(tmp_path / "logs", scenario)

@@ -77,6 +77,8 @@ class Warm:
                 self.store_port = event.port
             if isinstance(event, Prepared):
                 self.prepared = event
+            if isinstance(event, Started) and not event.warm:
+                self.prepared = Prepared(False)  # until the next standby reports
             if isinstance(event, kind) and round in (None, getattr(event, "round", None)):
                 return event
         raise AssertionError(f"the events ended without {kind.__name__}")

@@ -277,6 +277,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     seated = frozenset(member.pod for member in status.members if member.rank is not None)
     if not seated and current.state is RendezvousState.FINAL:
         yield from _unregistered(status, pods, where)
+        yield from _beside_the_size(job)
         return
     waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
     reasons = find_blockers(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
@@ -293,9 +294,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     yield from _remedies(reasons)
     if waiting:
         yield _standby(job, waiting)
-    yield from _slow_and_avoided(status)
-    yield from place_sentences(status)
-    yield from _clamped(job)
+    yield from _beside_the_size(job)
     done = [member.pod for member in status.members if member.state == "done"]
     if done:
         yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
@@ -317,8 +316,9 @@ def _unregistered(status: Status, pods: list[Pod], where: str) -> Iterator[str]:
     yield from _remedies(reasons)
 
 
-def _slow_and_avoided(status: Status) -> Iterator[str]:
-    """Yield stragglers and avoided machines."""
+def _beside_the_size(job: ElasticJob) -> Iterator[str]:
+    """Yield stragglers, avoided machines, the placement, and a clamped size."""
+    status = job.status
     for slow in status.stragglers:
         where = f" on {slow.node}" if slow.node else ""
         yield f"{slow.pod}{where} has been slower than its peers since {clock(slow.since)}"
@@ -327,6 +327,8 @@ def _slow_and_avoided(status: Status) -> Iterator[str]:
             f"New pods avoid {node.node} until {clock(node.until)}, because it failed the job "
             f"{node.reason}"
         )
+    yield from place_sentences(status)
+    yield from _clamped(job)
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:
