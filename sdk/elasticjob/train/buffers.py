@@ -271,11 +271,18 @@ class MemoryBuffers:
         return True
 
     def keep(self, version: Version) -> None:
-        """Keep the parts of a version of all ranks until the next ones are committed."""
+        """Keep the parts of a version of all ranks until the next ones are committed.
+
+        Where regular snapshots have no part of it, as of one that was copied at a stop, keep that
+        of the snapshot before it.
+        """
         for name in ("shared", f"rank-{self._local_rank}", f"{_OWN}{self._local_rank}"):
-            for part in self._buffers(name):
-                if part is not None and part.version == version:
-                    self._last[name] = part
+            parts = [part for part in self._buffers(name) if part is not None]
+            newest = max((part for part in parts if part.version <= version), default=None)
+            # Of the own parts of each step the last one, which a stop may need, is newer.
+            is_regular = not name.startswith(_OWN)
+            if newest is not None and (is_regular or newest.version == version):
+                self._last[name] = newest
 
     def damaged(self, path: Path, part: Part) -> None:
         """Overwrite this buffer next, which failed its check; another one may have its part too."""

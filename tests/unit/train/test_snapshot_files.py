@@ -622,6 +622,48 @@ def test_damaged_buffer_costs_no_other_one_with_the_same_part(tmp_path: Path) ->
     assert list(memory.parts()) == [own(2)]
 
 
+def steps_in(folder: Path, name: str) -> set[int]:
+    """Return the steps of the parts in the buffers of a name."""
+    return {each.version.step for path in folder.glob(f"{name}.[01]") if (each := held(path))}
+
+
+@pytest.mark.parametrize("regular", [2, 3])
+@pytest.mark.parametrize(("name", "rank"), [("shared", SHARED), ("rank-0", 0)])
+def test_restored_part_of_a_copy_at_a_stop_leaves_the_snapshot_before_it(
+    tmp_path: Path, name: str, rank: int, regular: int
+) -> None:
+    """In either of two buffers; one of another node's copy, or of the own parts of each step."""
+    former = MemoryBuffers(tmp_path, 0)
+    for step in range(1, regular + 1):
+        former.commit(part(step, rank), body(step))
+    memory = MemoryBuffers(tmp_path, 0)
+    memory.keep(Version(9, 7))
+    assert not memory.restored(part(9, rank))
+    memory.seed(part(9, rank), body(9))
+    assert steps_in(tmp_path, name) == {regular, 9}
+
+
+def test_part_newer_than_the_restored_one_is_overwritten_first(tmp_path: Path) -> None:
+    """The ranks have passed over it."""
+    for order in ((4, 6), (6, 4)):
+        former = MemoryBuffers(tmp_path, 0)
+        for step in order:
+            former.commit(part(step, 0), body(step))
+        memory = MemoryBuffers(tmp_path, 0)
+        memory.keep(Version(5, 7))
+        memory.seed(part(5, 0), body(5))
+        assert steps_in(tmp_path, "rank-0") == {4, 5}
+
+
+def test_own_part_of_the_last_step_stays_if_a_snapshot_is_given_up(tmp_path: Path) -> None:
+    memory = MemoryBuffers(tmp_path, 0)
+    for step in (1, 8):
+        memory.commit_own(own(step), body(step))
+    memory.keep(Version(6, 7))
+    memory.commit_own(own(9), body(9))
+    assert steps_in(tmp_path, "own-0") == {8, 9}
+
+
 def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None:
     size = RECORD_BYTES + 3 + 10_000
     limit = 4 * size + 100  # two snapshots of the shared part, and of the own one

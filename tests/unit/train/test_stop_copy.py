@@ -737,6 +737,22 @@ def test_regular_snapshot_keeps_its_own_parts_until_the_next_one(memory: Path) -
     assert (found.step, found.rank_state.tolist()) == (5, [0, 1, 2])
 
 
+@pytest.mark.parametrize("regular", [2, 3, 4, 5])
+def test_restore_of_a_copy_at_a_stop_keeps_the_own_state_of_the_snapshot_before_it(
+    memory: Path, regular: int
+) -> None:
+    """If a node is lost before its new copies are complete, that one is restored."""
+    training = Training()
+    snapshots = started(training, every_steps=2)
+    last = 2 * regular
+    steps(training, snapshots, 1, last + 1, torch.arange(3))
+    assert ask(memory)
+    assert restored().step == last + 1
+    for name in ("shared", "rank-0"):
+        parts = [part_files.held(path) for path in memory.glob(f"{name}.[01]")]
+        assert {part.version.step for part in parts if part} == {last, last + 1}
+
+
 def test_large_own_state_is_not_held(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
     snapshots = started(training, every_steps=2)
