@@ -736,6 +736,49 @@ def test_regular_copy_writes_nothing_while_another_worker_copies(
     assert list(first.parts()) == [part(1)]
 
 
+def test_regular_copies_wait_once_for_a_worker_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def taken(seconds: float, condition: Callable[[], bool]) -> bool:
+        waits.append(seconds)
+        return condition()
+
+    monkeypatch.setattr(buffers, "true_within", taken)
+    first, second = MemoryBuffers(tmp_path, 0), MemoryBuffers(tmp_path, 1)
+    with second._locked(0.0):
+        for step in (1, 2):
+            with pytest.raises(OSError, match="does not end its copy"):
+                first.commit(part(step), body(step))
+    for step in (3, 4):
+        first.commit(part(step), body(step))
+    assert waits == [0.0, 10.0, 0.0, 0.0, 10.0]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_interrupted_wait_leaves_neither_lock_nor_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """Such as by a handler of SIGTERM that raises, also once the lock is taken."""
+    real, descriptors = buffers._is_taken, []
+
+    def interrupted(descriptor: int) -> bool:
+        descriptors.append(descriptor)
+        assert not is_taken or real(descriptor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(buffers, "_is_taken", interrupted)
+    with pytest.raises(KeyboardInterrupt), MemoryBuffers(tmp_path, 0)._locked(0.0):
+        pass
+    assert not buffers._locks & set(descriptors)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+    monkeypatch.undo()
+    with MemoryBuffers(tmp_path, 1)._locked(0.0) as is_locked:
+        assert is_locked
+
+
 def test_regular_copy_is_written_where_no_file_can_be_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
