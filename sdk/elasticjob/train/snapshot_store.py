@@ -53,6 +53,8 @@ class SnapshotStore:
         self._told_step = layout.NO_STEP
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._step, self._at = 0, 0.0
+        self._former: tuple[int, float, int] | None = None
+        """`_step`, `_at` and the begun step before the last `begins`."""
         self._report, self._reached = report, reached
         self._writer = (
             None
@@ -83,15 +85,33 @@ class SnapshotStore:
         """Begin at the newest snapshots in storage and the time of the last one."""
         self._step = max(stored.begun, 0)
         self._at = 0.0 if self._every_seconds is None else at
+        self._former = None
         if self._reached is not None:
             self._reached.begun, self._reached.complete = stored
 
     def begins(self, step: int) -> None:
         """Record that the ranks store the snapshot of this step."""
+        begun = layout.NO_STEP if self._reached is None else self._reached.begun
+        self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()
         if self._reached is not None:
             self._reached.begun = step
             self._reached.write(step)
+
+    def give_up(self, step: int) -> bool:
+        """Give up the snapshot of this step, the last one; return True if it was to be stored.
+
+        The next one is stored instead.
+        """
+        if self._step != step or self._former is None:
+            return False
+        self._step, self._at, begun = self._former
+        self._former = None
+        if self._reached is not None:
+            self._reached.begun = begun
+        if self._writer is not None:
+            self._writer.give_up()
+        return True
 
     def write(self, parts: list[tuple[Part, Body]]) -> None:
         """Write copies of the parts in the background."""

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import multiprocessing.util
+import operator
 import os
 import secrets
 import struct
@@ -24,6 +25,7 @@ from elasticjob.train.agreement import (
     MEMORY,
     SHARED,
     STORAGE,
+    Missing,
     Offer,
     Part,
     Plan,
@@ -66,7 +68,7 @@ KEEP = 2
 REPLICAS_BY_DEFAULT = 1
 _CALL = ("step", "rank_state", "store")
 """Values of a call of `save` that must be the same on all ranks."""
-_PROPOSAL = struct.Struct("<q??QB????q")
+_PROPOSAL = struct.Struct("<q??QB???Bq")
 _DIGEST = struct.Struct("<I")
 _BEGIN = struct.Struct("<I????qQ")
 
@@ -191,8 +193,8 @@ class Snapshots:
         self._gang: Gang | None = None
         self._number = 0
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
-        self._is_written = True
-        """True if this rank has completed its parts of the last snapshot, as far as it can."""
+        self._missing = Missing(0)
+        """Places where this rank could have parts of the last snapshot, and has not."""
         self._next_step = 0
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage)),
@@ -262,7 +264,7 @@ class Snapshots:
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
         step = self._newest.step
         lost = self._begun(gang, step, offers)
-        self._is_written = True
+        self._missing = Missing(0)
         self._next_step = step + self._pace.start(step, interval_before(plan, offers))
         self._found = (offers, plan)
         if plan is None:
@@ -406,7 +408,8 @@ class Snapshots:
         if begins:
             self._announce(version)
         write = functools.partial(self._write, step, parts, stored, begins)
-        self._is_written, self._before, self._newest = False, self._newest, version
+        self._missing = Missing.MEMORY | (Missing.STORAGE if stored else Missing(0))
+        self._before, self._newest = self._newest, version
         if overlap is None:
             write()
         else:
@@ -556,23 +559,30 @@ class Snapshots:
         stored: list[tuple[Part, Body]],
         replicates: bool,
     ) -> None:
+        is_committed = False
         try:
-            for part, body in parts:
-                # The training, which takes the processor too, stops before.
-                began = time.thread_time()
-                self._memory.commit(part, body)
-                if self._stop is not None and part.rank == SHARED:
-                    self._stop.measured(body.size, time.thread_time() - began)
-        except BaseException:
-            if replicates and self._replication is not None:
+            is_committed = all(self._committed(part, body) for part, body in parts)
+        finally:
+            if replicates and not is_committed and self._replication is not None:
                 self._replication.give_up()
-            raise
-        self._is_written = True
-        if replicates:
+        has_memory = is_committed and self._memory.buffers is not None
+        if has_memory:  # also on a rank without parts
+            self._missing &= ~Missing.MEMORY
+        if replicates and is_committed:
             self._replicate([part for part, _ in parts])
-        if self._memory.buffers is not None:  # a rank without parts lacks nothing
+        if has_memory:
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         self._store.write(stored)
+        self._missing = Missing(0) if is_committed else Missing.MEMORY
+
+    def _committed(self, part: Part, body: Body) -> bool:
+        """Commit a part to memory; return False if the ranks must give up this snapshot."""
+        # The training, which takes the processor too, stops before.
+        began = time.thread_time()
+        is_committed = self._memory.commit(part, body)
+        if self._stop is not None and part.rank == SHARED and is_committed:
+            self._stop.measured(body.size, time.thread_time() - began)
+        return is_committed
 
     def _write_beside(self, overlap: Overlap, step: int, write: Callable[[], None]) -> None:
         """Write during the next step; a change of the state meanwhile leaves the last snapshot."""
@@ -581,11 +591,13 @@ class Snapshots:
         except StateChanged:
             overlap.is_possible = False
             log.warning(
-                "no snapshot of step %d: something other than the optimizers has changed the "
+                "no snapshot %sof step %d: something other than the optimizers has changed the "
                 "parameters or their state since save(). Further snapshots are complete when "
                 "save() returns",
+                "" if Missing.MEMORY in self._missing else "in storage ",
                 step,
             )
+            self._missing |= Missing.CHANGED
 
     def _schedule(self, gang: Gang, call: tuple[int, bool, bool]) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
@@ -609,7 +621,7 @@ class Snapshots:
             is_time = store.is_time()
             is_busy = store.is_busy(store_due or is_time)
             holds = stop is not None and not self._sharded and stop.wants()
-            flags = is_time, is_busy, holds, self._is_written
+            flags = is_time, is_busy, holds, self._missing
             mine = _PROPOSAL.pack(*call, steps, state, *flags, store.complete_step)
             told = gang.gather(mine, is_fixed=True)
             unpacked = [_PROPOSAL.unpack(content) for content in told]
@@ -617,25 +629,31 @@ class Snapshots:
             proposals = [each[len(_CALL) :] for each in unpacked]
             store.record_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
+            missing = functools.reduce(operator.or_, (each[5] for each in proposals))
+            store_due = self._give_up_last(missing) or store_due
             # A version that one rank does not write would be incomplete.
             store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
             if stop is not None:
                 stop.agreed(all(each[4] for each in proposals))
-            if not all(each[5] for each in proposals):
-                self._give_up_last()
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, *_ in proposals])
                 self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
 
-    def _give_up_last(self) -> None:
-        """Keep the snapshot before the last one, of which a rank lacks its parts. On all ranks."""
-        self._newest = self._before
-        self._memory.keep(self._newest)
-        self._has_taken = False  # parts of former workers may belong to it
-        if self._overlap is not None:
+    def _give_up_last(self, missing: int) -> bool:
+        """Give up the last snapshot in the places where a rank lacks its parts. On all ranks.
+
+        Returns True if it was to be stored: the next one is due for that.
+        """
+        is_due = bool(missing & Missing.STORAGE) and self._store.give_up(self._newest.step)
+        if missing & Missing.CHANGED and self._overlap is not None:
             self._overlap.is_possible = False
+        if missing & Missing.MEMORY:
+            self._newest = self._before
+            self._memory.keep(self._newest)
+            self._has_taken = False  # parts of former workers may belong to it
+        return is_due
 
 
 def _await(overlap: Overlap) -> None:

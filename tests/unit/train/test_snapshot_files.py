@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import agreement, buffers, part_files
+from elasticjob.train import agreement, buffers, part_files, storage
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
 from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
@@ -515,6 +515,19 @@ def test_expired_versions_are_removed_before_the_write(
     monkeypatch.setattr(os, "posix_fallocate", limited)
     assert written(storage, [part(5)]) == ([5], "")
     assert {each.version.step for each in storage.parts()} == {1, 4, 5}
+
+
+def test_write_of_a_version_that_is_given_up_waits_for_no_other_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_OTHERS_SECONDS", (10 * storage.SILENT_SECONDS,))
+    told: list[int] = []
+    folder = StorageFolder(tmp_path / "storage")
+    writer = storage.StorageWriter(folder, 2, told.append, told.append)
+    writer.start([(part(5, SHARED, 2), body(5))])
+    writer.give_up()
+    assert writer._write is not None
+    assert writer._write.has_ended()
 
 
 def functions_of_the_main_thread() -> list[str]:
