@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticjob import layout, train
 from elasticjob.train.agreement import SnapshotError, Version
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.storage import StorageWriter
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class SnapshotStore:
         trouble = "" if self._writer is None else self._writer.confirmed()
         if lacks_storage or (gang.rank == 0 and self.folder is None):
             trouble = "Snapshots has no storage on this rank: give it on all ranks"
-        told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
+        contents = gang.gather(Exchange.STORED, trouble.encode())
+        told = [bytes(content).decode() for content in contents]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             train.link().save_failed("; ".join(failed))

@@ -80,6 +80,7 @@ import json, sys
 from pathlib import Path
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train import gang as gang_module, part_files
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, CorruptSnapshot, overwrite, reading
 from tests.integration.torch import forked_gang
@@ -114,7 +115,8 @@ def one(rank, world):
             told.append("all" if whole == content else whole and len(whole))
         except CorruptSnapshot as error:
             told.append(str(error))
-        told += [bytes(each).decode() for each in gang.gather(f"{name} {rank}".encode())][:1]
+        texts = gang.gather(Exchange.READS, f"{name} {rank}".encode())
+        told += [bytes(each).decode() for each in texts][:1]
     return told
 
 print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
