@@ -7,6 +7,7 @@ same gang.
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,15 @@ PLACES = (MEMORY, REPLICAS, STORAGE)
 
 class SnapshotError(Exception):
     """Snapshot that could not be stored or restored; the message has the rank and the cause."""
+
+
+class Missing(enum.IntFlag):
+    """Places without a rank's parts of the last snapshot. The ranks exchange it; 0 for none."""
+
+    MEMORY = 1
+    STORAGE = 2
+    CHANGED = 4
+    """Cause: something other than the optimizers has changed the state during its copy."""
 
 
 class Version(NamedTuple):

@@ -89,6 +89,8 @@ class MemoryBuffers:
         self._held: dict[str, list[Part | None]] = {}
         self._ahead: tuple[Part, int, int] | None = None  # buffer, and number of bytes there
         self._damaged: dict[Path, Part] = {}
+        self.is_refused = False
+        """True if another worker did not free the lock: the next regular copy does not wait."""
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts on this node."""
@@ -109,8 +111,9 @@ class MemoryBuffers:
         if part.rank != SHARED:
             self.seed(part, body)
             return
-        with self._locked(_LOCK_SECONDS) as is_locked:
-            if is_locked is False:  # without any locks there are no copies at a stop
+        with self._locked(0.0 if self.is_refused else _LOCK_SECONDS) as is_locked:
+            self.is_refused = is_locked is False
+            if self.is_refused:  # without any locks there are no copies at a stop
                 raise OSError(errno.EBUSY, "another worker of this node does not end its copy")
             if buffer_at_stop(self._shared(), part, part.version) is not None:
                 self.seed(part, body)
@@ -200,19 +203,16 @@ class MemoryBuffers:
 
         A fork gives it up: a worker that is killed meanwhile does not leave it.
         """
-        descriptor, is_locked = -1, None
-        with contextlib.suppress(OSError):  # the write to the folder reports the error
-            descriptor = open_lock(self.folder / _SHARED_LOCK)
-            _locks.add(descriptor)
-            is_locked = true_within(seconds, functools.partial(_is_taken, descriptor))
-        try:
+        descriptor, is_locked, pid = -1, None, os.getpid()
+        try:  # a signal handler may raise an error at any point
+            with contextlib.suppress(OSError):  # the write to the folder reports the error
+                descriptor = open_lock(self.folder / _SHARED_LOCK)
+                _locks.add(descriptor)
+                is_locked = true_within(seconds, functools.partial(_is_taken, descriptor))
             yield is_locked
         finally:
-            if is_locked:  # a fork that is no Python program has the descriptor too
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            if descriptor in _locks:  # not in a fork
-                _locks.discard(descriptor)
-                os.close(descriptor)
+            if descriptor >= 0 and pid == os.getpid():  # a fork has closed it
+                _unlock(descriptor)
 
     def _make_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.
@@ -271,11 +271,18 @@ class MemoryBuffers:
         return True
 
     def keep(self, version: Version) -> None:
-        """Keep the parts of a version of all ranks until the next ones are committed."""
+        """Keep the parts of a version of all ranks until the next ones are committed.
+
+        Where regular snapshots have no part of it, as of one that was copied at a stop, keep that
+        of the snapshot before it.
+        """
         for name in ("shared", f"rank-{self._local_rank}", f"{_OWN}{self._local_rank}"):
-            for part in self._buffers(name):
-                if part is not None and part.version == version:
-                    self._last[name] = part
+            parts = [part for part in self._buffers(name) if part is not None]
+            newest = max((part for part in parts if part.version <= version), default=None)
+            # Of the own parts of each step the last one, which a stop may need, is newer.
+            is_regular = not name.startswith(_OWN)
+            if newest is not None and (is_regular or newest.version == version):
+                self._last[name] = newest
 
     def damaged(self, path: Path, part: Part) -> None:
         """Overwrite this buffer next, which failed its check; another one may have its part too."""
@@ -368,6 +375,15 @@ def _is_taken(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    """Free the lock, also one that is not held, and close its descriptor."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        # A fork that is no Python program has the descriptor too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    _locks.discard(descriptor)
+    os.close(descriptor)
 
 
 def _leave_locks() -> None:

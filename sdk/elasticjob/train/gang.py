@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
-import json
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
 
-from elasticjob import layout
-from elasticjob.train.agreement import STORAGE, Offer, Part, Plan, SnapshotError, Version
+from elasticjob.train.agreement import STORAGE, Part, Plan, SnapshotError
+from elasticjob.train.exchange import (
+    INLINE_BYTES,
+    OURS,
+    SAME_CALLS,
+    Call,
+    Exchange,
+    Header,
+    check_calls,
+    common_protocol,
+    inline_content,
+    pack_first,
+    pack_record,
+    text_of,
+    unpack_header,
+)
 from elasticjob.train.part_files import Body, CorruptSnapshot, allocated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
     import torch
+    import torch.distributed as dist
 
 log = logging.getLogger("elasticjob.train")
 
 PATIENCE = datetime.timedelta(seconds=60)
 """Wait for the other ranks after which a rank warns, once in a round."""
+STORE_SECONDS = 5.0
+"""Maximum wait for the store, whose host may be lost."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _UNKNOWN = -1
@@ -30,70 +50,162 @@ class Gang:
     """Ranks of this round; one rank alone if no process group is initialized.
 
     Bytes travel over gloo, as tensors: nothing that is received is unpickled.
+
+    Args:
+        former: gang of the call of `restore` before this one.
+
+    Attributes:
+        number: number of this gang, once the ranks have agreed on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, former: Gang | None = None) -> None:
         import torch.distributed as dist
 
         self.rank, self.size = 0, 1
-        self.call = "restore()"
-        """Call of `Snapshots` in which the ranks exchange bytes."""
-        self._group = None
+        self._call, self._step = Call.RESTORE, 0
+        self._channel = _Channel(None)
         self._has_warned = False
+        # Until the ranks have agreed on a number, they find each other's ends under the former one.
+        self.number, self._ends, self._has_ended = 0, 0, False
+        if former is not None:
+            self.number, self._ends = former.number, former._ends
+            former._enters()
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            if dist.get_backend() != "gloo":
-                self._group = dist.new_group(backend="gloo")
+            self._channel = _channel()
 
-    def gather(self, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
-        """Return the content of every rank, by rank; `is_fixed` if all have the same size."""
-        import torch
+    def begins(self, number: int) -> None:
+        """Take the number on which the ranks have agreed."""
+        self.number, self._ends = number, 0
 
+    def saves(self, step: int) -> None:
+        """Begin a call of `save`."""
+        self._call, self._step = Call.SAVE, step
+        self._enters()
+
+    def ends(self, call: str) -> None:
+        """Record for the other ranks that this one makes no further call, without a wait for them.
+
+        Args:
+            call: what it has done instead, such as "called close()".
+        """
+        if not self._has_ended:
+            self._ends += 1
+            self._has_ended = True
+            self._note(f"{self._ends} {call}")
+
+    def _enters(self) -> None:
+        if self._has_ended:
+            self._has_ended = False
+            self._note("")
+
+    def _note(self, text: str) -> None:
+        if self.size > 1:
+            # No exchange, and no connection of the process group, may be left.
+            with contextlib.suppress(RuntimeError, ValueError):
+                _store().set(self._key(self.rank), text)
+
+    def _key(self, rank: int) -> str:
+        return f"elasticjob-snapshots/{self.number:x}/{rank}"
+
+    def _ended(self, *, is_lost: bool) -> str:
+        """Return a rank that makes no further call, with its last one; empty for none.
+
+        A rank that has ended as often as this one may only be slower with the next call.
+
+        Args:
+            is_lost: True if a connection is lost: then that rank is not slower.
+        """
+        found = [""]
+
+        def read() -> None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                store = _store()
+                for rank in range(self.size):
+                    key = self._key(rank)
+                    text = bytes(store.get(key)).decode() if store.check([key]) else ""
+                    count, _, call = text.partition(" ")
+                    if count and (is_lost or int(count) > self._ends) and rank != self.rank:
+                        found[0] = f"rank {rank} has {call}"
+                        return
+
+        reader = threading.Thread(target=read, name="elasticjob-snapshot-calls", daemon=True)
+        reader.start()
+        reader.join(STORE_SECONDS)
+        return found[0]
+
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
+        """Return the content of every rank, by rank. Raises SnapshotError if their calls differ."""
         if self.size == 1:
             return [memoryview(bytearray(content))]
-        sizes = [len(content)] * self.size
-        if not is_fixed:
-            counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            self._all_gather(counts, torch.tensor([len(content)]))
-            sizes = [int(count) for count in counts]
-        largest = max(sizes)
-        if not largest:
-            return [memoryview(b"") for _ in range(self.size)]
-        padded = torch.zeros(largest, dtype=torch.uint8)
-        if content:
-            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        buffers = [bytearray(largest) for _ in range(self.size)]
-        found = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
-        self._all_gather(found, padded)
-        return [memoryview(each)[:size] for each, size in zip(buffers, sizes)]
+        channel = self._channel
+        if not channel.protocol:
+            channel.protocol = common_protocol(self._all_gathered(pack_first(OURS)))
+        mine = Header(self._call, exchange, len(content), self._step)
+        records = self._all_gathered(pack_record(mine, content))
+        headers = [unpack_header(record) for record in records]
+        check_calls(headers)
+        largest = max(header.size for header in headers)
+        if largest > INLINE_BYTES:
+            found = self._all_gathered(content.ljust(largest, b"\0"))
+            return [each[: header.size] for each, header in zip(found, headers)]
+        return [inline_content(each, header.size) for each, header in zip(records, headers)]
 
-    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
-        """Gather; warn of ranks that do not make this call, as the wait may last until a timeout.
-
-        A rank that is still busy, with an evaluation of its own, is no error.
-        """
+    def _all_gathered(self, content: bytes) -> list[memoryview]:
+        """Return the contents of all ranks, which have the same size."""
+        import torch
         import torch.distributed as dist
 
-        work = dist.all_gather(found, mine, group=self._group, async_op=True)
+        buffers = [bytearray(len(content)) for _ in range(self.size)]
+        found = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers]
+        mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        work = dist.all_gather(found, mine, group=self._channel.group, async_op=True)
         assert work is not None
-        if not self._has_warned:
+        self._wait(work)
+        return [memoryview(buffer) for buffer in buffers]
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait for the other ranks. Warn of those that do not make this call, once in a round.
+
+        A rank that is still busy, with an evaluation of its own, is no error.
+
+        Raises:
+            SnapshotError: a rank has ended its calls, and does not come.
+            RuntimeError: the connection to a rank is lost.
+        """
+        while True:
             try:
                 work.wait(PATIENCE)
                 return
             except RuntimeError:
-                if not work.is_completed():
-                    self._has_warned = True
-                    log.warning(
-                        "rank %d has waited %d s for other ranks in %s: all ranks must make the "
-                        "same calls of Snapshots, after the same steps. A rank without this "
-                        "message is still busy before this call, has left it out, or waits in "
-                        "another collective. With recovery.hangTimeoutSeconds such a wait ends "
-                        "with the stacks of all ranks",
-                        self.rank,
-                        PATIENCE.total_seconds(),
-                        self.call,
-                    )
-        work.wait()  # raises the error of a collective that has failed, again
+                if work.is_completed():
+                    break
+            if ended := self._ended(is_lost=False):
+                _leak(self._channel.group)
+                raise SnapshotError(self._apart(ended))
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "rank %d has waited %d s for other ranks in %s: all ranks must make the same "
+                    "calls of Snapshots, after the same steps. A rank without this message is "
+                    "still busy before this call, has left it out, or waits in another "
+                    "collective. With recovery.hangTimeoutSeconds such a wait ends with the "
+                    "stacks of all ranks",
+                    self.rank,
+                    PATIENCE.total_seconds(),
+                    text_of(self._call, self._step),
+                )
+        try:
+            work.wait()  # raises the error of a collective that has failed, again
+        except RuntimeError as error:
+            ended = self._ended(is_lost=True)
+            if not ended:
+                raise
+            raise SnapshotError(f"{self._apart(ended)} ({error})") from error
+
+    def _apart(self, ended: str) -> str:
+        mine = f"rank {self.rank} has called {text_of(self._call, self._step)}"
+        return f"{ended}, and {mine}: {SAME_CALLS}"
 
     def broadcast(self, body: Body | None, source: int) -> Body:
         """Return the body of rank `source`, which sends it from the memory that it is in."""
@@ -103,7 +215,7 @@ class Gang:
         import torch.distributed as dist
 
         def send(tensor: torch.Tensor) -> None:
-            dist.broadcast(tensor, source, group=self._group)
+            dist.broadcast(tensor, source, group=self._channel.group)
 
         return _transferred(body if self.rank == source else None, send)
 
@@ -127,7 +239,7 @@ class Gang:
 
         read = _Read(reading)
         sizes = torch.tensor(read.sizes())
-        dist.broadcast(sizes, source, group=self._group)
+        dist.broadcast(sizes, source, group=self._channel.group)
         head, size, checksum = map(int, sizes)
         if read.body is None and reading is None and checksum != _UNKNOWN:
             read.body = Body(head, [allocated(size)], checksum)
@@ -145,7 +257,7 @@ class Gang:
                 part = view[first : first + _SLICE_BYTES]
                 read.advance(first + part.nbytes)
                 tensor = torch.frombuffer(part, dtype=torch.uint8)
-                work = dist.broadcast(tensor, source, group=self._group, async_op=True)
+                work = dist.broadcast(tensor, source, group=self._channel.group, async_op=True)
                 travelling.append((first, work))
                 if len(travelling) > 1:
                     arrive()
@@ -159,10 +271,59 @@ class Gang:
         import torch.distributed as dist
 
         if self.rank == source:
-            _transferred(body, lambda tensor: dist.send(tensor, target, group=self._group))
+            _transferred(body, lambda tensor: dist.send(tensor, target, group=self._channel.group))
         if self.rank != target:
             return None
-        return _transferred(None, lambda tensor: dist.recv(tensor, source, group=self._group))
+        return _transferred(
+            None, lambda tensor: dist.recv(tensor, source, group=self._channel.group)
+        )
+
+
+class _Channel:
+    """Group over which the ranks of a process group exchange bytes.
+
+    Args:
+        group: the group; None for the process group itself.
+
+    Attributes:
+        protocol: protocol of all ranks; 0 until they have agreed on one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.protocol = 0
+
+
+_channels: weakref.WeakKeyDictionary[dist.ProcessGroup, _Channel] = weakref.WeakKeyDictionary()
+"""Channel of each process group. A rank that restores again, while another one saves, uses it too:
+they receive each other's calls."""
+
+
+def _channel() -> _Channel:
+    """Return the channel of the present process group. The first call is a collective."""
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    assert world is not None
+    found = _channels.get(world)
+    if found is None:
+        group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        found = _channels[world] = _Channel(group)
+    return found
+
+
+def _store() -> dist.Store:
+    """Return the store of the process group, which needs no collective."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def _leak(group: dist.ProcessGroup | None) -> None:
+    """Keep a group with a collective that does not end: its destructor would wait for it."""
+    import torch.distributed as dist
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group or dist.group.WORLD))
 
 
 class _Read:
@@ -202,22 +363,6 @@ class _Read:
             self._reading = None
         except CorruptSnapshot as error:
             self._reading, self._error = None, error
-
-
-def check_same(call: str, values: Sequence[Mapping[str, object]]) -> None:
-    """Raise SnapshotError on all ranks if a value differs between them.
-
-    Args:
-        call: the call to which the values belong.
-        values: the values of each rank by their names.
-    """
-    for name, first in values[0].items():
-        for rank, each in enumerate(values):
-            if each[name] != first:
-                raise SnapshotError(
-                    f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}: "
-                    "all ranks must make the same calls, with the same values"
-                )
 
 
 def streams(plan: Plan, ranks: int) -> bool:
@@ -272,40 +417,3 @@ def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body
     for source in plan.own:
         reader = source.readers[0]
         yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)
-
-
-class RestoreMessage(NamedTuple):
-    """Message of one rank before a restore.
-
-    Args:
-        offer: the parts that it can read.
-        trouble: error of storage that it cannot read; empty otherwise.
-        is_silent: True if storage has not answered it yet.
-        is_listed: True if the offer has the content of storage.
-        begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
-            newest one that they stored.
-    """
-
-    offer: Offer
-    trouble: str = ""
-    is_silent: bool = False
-    is_listed: bool = False
-    begun: int = layout.NO_STEP
-    complete: int = layout.NO_STEP
-
-
-def pack_message(message: RestoreMessage) -> bytes:
-    """Encode the message of a rank."""
-    parts = [[[*part.version, *part[1:]] for part in parts] for parts in message.offer]
-    return json.dumps([parts, *message[1:]]).encode()
-
-
-def unpack_message(content: memoryview) -> RestoreMessage:
-    """Decode the message of a rank."""
-    places, *others = json.loads(bytes(content))
-    offer = Offer(*(tuple(_part(*fields) for fields in parts) for parts in places))
-    return RestoreMessage(offer, *others)
-
-
-def _part(step: int, gang: int, *fields: Any) -> Part:
-    return Part(Version(step, gang), *fields)

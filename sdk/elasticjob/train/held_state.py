@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
+BLOCK_BYTES = 64
+BLOCKS = 32
+"""Minimum number of sampled blocks of all tensors together; one of each at least."""
+_GOLDEN = 0.6180339887498949
+"""Distance of the places of two samples, which so spread over all places."""
 _IMMUTABLE = (int, float, bool, str, bytes, type(None))
 _SEQUENCES = (list, tuple, set, frozenset)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
@@ -100,7 +106,7 @@ class Sources:
 
     Other changes in place are against the rules, such as weights that are exchanged for a
     validation. The version of a tensor counts them, except those through `data`, which show in the
-    first element of a parameter.
+    samples of a parameter.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -108,6 +114,7 @@ class Sources:
 
         self._parameters: list[torch.Tensor] = []
         self._states: list[torch.Tensor] = []
+        self._seed = new_seed()
         try:
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
@@ -131,18 +138,58 @@ class Sources:
 
     def _marked(self) -> tuple[list[int], list[bytes]]:
         versions = [each._version for each in self._parameters + self._states]
-        firsts = []
-        for each in self._parameters:
-            if each.nbytes:
-                first = first_element(each)
-                if not first:
-                    raise NotHeld
-                firsts.append(first)
-        return versions, firsts
+        found = samples(self._parameters, self._seed)
+        if not all(found) and any(
+            each.nbytes for each, sample in zip(self._parameters, found) if not sample
+        ):
+            raise NotHeld
+        return versions, found
 
 
-def first_element(tensor: torch.Tensor) -> bytes:
-    """Return the first element of a tensor in CPU memory; empty for others, and without memory."""
-    address = tensor.data_ptr() if tensor.device.type == "cpu" and tensor.nbytes else 0
-    # To read at 0, as of a storage that was resized to nothing, would end the process.
-    return ctypes.string_at(address, tensor.itemsize) if address else b""
+_draw = random.Random()
+"""Generator of its own: a state of the global one may be part of the training's."""
+
+
+def new_seed() -> float:
+    """Return the seed of new samples."""
+    return _draw.random()
+
+
+def samples(tensors: Sequence[torch.Tensor], seed: float) -> list[bytes]:
+    """Return samples of tensors in CPU memory; empty for others, and for those without memory.
+
+    Each has the first element and blocks at places that the seed selects. A change that leaves all
+    of them alone is not found; the next seed selects other places.
+    """
+    blocks = max(1, BLOCKS // max(1, len(tensors)))
+    found = []
+    for tensor in tensors:
+        size = tensor.nbytes
+        # To read at 0, as of a storage that was resized to nothing, would end the process.
+        address = tensor.data_ptr() if size and tensor.device.type == "cpu" else 0
+        if not address:
+            found.append(b"")
+        elif size <= BLOCK_BYTES and tensor.is_contiguous():
+            found.append(ctypes.string_at(address, size))
+        else:
+            parts = [ctypes.string_at(address, tensor.itemsize)]
+            is_contiguous = tensor.is_contiguous()
+            for _ in range(blocks):
+                seed = (seed + _GOLDEN) % 1.0
+                if is_contiguous:
+                    at = int(seed * (size - BLOCK_BYTES))
+                    parts.append(ctypes.string_at(address + at, BLOCK_BYTES))
+                else:
+                    at = _offset(tensor, seed) * tensor.itemsize
+                    parts.append(ctypes.string_at(address + at, tensor.itemsize))
+            found.append(b"".join(parts))
+    return found
+
+
+def _offset(tensor: torch.Tensor, seed: float) -> int:
+    """Return the place in memory of one element, from that of the first."""
+    offset = 0
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        seed = (seed * 97.0) % 1.0
+        offset += int(seed * size) * stride
+    return offset

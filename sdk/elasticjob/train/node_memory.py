@@ -83,10 +83,13 @@ class NodeMemory:
                 self._place_left,
             )
 
-    def commit(self, part: Part, body: Body) -> None:
-        """Commit a part; without room, go on without memory on this node."""
-        if self.buffers is not None:
-            self._write(self.buffers, self.buffers.commit, part, body)
+    def commit(self, part: Part, body: Body) -> bool:
+        """Commit a part; without room, go on without memory on this node.
+
+        Returns False if the ranks must give up this snapshot alone: another worker of this node
+        does not end its copy.
+        """
+        return self.buffers is None or self._write(self.buffers, self.buffers.commit, part, body)
 
     def _write(
         self,
@@ -94,10 +97,21 @@ class NodeMemory:
         write: Callable[[Part, Body], None],
         part: Part,
         body: Body,
-    ) -> None:
+    ) -> bool:
+        was_refused = buffers.is_refused
         try:
             write(part, body)
         except OSError as error:
+            if error.errno == errno.EBUSY:
+                if not was_refused:
+                    log.warning(
+                        "no snapshot of step %d in the memory of this node: %s: %s. The last one "
+                        "remains, until the other worker has ended",
+                        part.version.step,
+                        buffers.folder,
+                        error.strerror,
+                    )
+                return False
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
             trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
@@ -110,6 +124,7 @@ class NodeMemory:
                 self._place_left,
             )
             self.buffers = None
+        return True
 
     def seed(self, part: Part, body: Body) -> None:
         """Commit a restored part where this node lacks it: a second fault then finds it."""

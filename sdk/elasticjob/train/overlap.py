@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticjob.train.codec import dense
-from elasticjob.train.held_state import first_element
+from elasticjob.train.held_state import new_seed, samples
 from elasticjob.train.interval import Cost
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ class Overlap:
         self._used: dict[tuple[Any, ...], torch.Tensor] = {}
         self._sources: frozenset[int] = frozenset()
         self._is_live = False
-        self._marked: list[tuple[torch.Tensor, tuple[int, bytes]]] = []
+        self._marked: list[torch.Tensor] = []
+        self._seed = 0.0
+        self._marks: tuple[list[int], list[bytes]] = ([], [])
         self.is_possible = True
         """False once something else has changed what a copy was reading."""
         self._waited_seconds = self._copied_seconds = 0.0
@@ -125,16 +127,22 @@ class Overlap:
 
     def start(self, work: Callable[[], None]) -> None:
         """Run `work`, which reads the staged tensors, in the background."""
-        changed = _changed_by(self._optimizers.all) if self._is_live else ()
-        self._marked = [(each, _mark(each)) for each in changed]
+        self._marked = list(_changed_by(self._optimizers.all)) if self._is_live else []
+        self._seed = new_seed()
+        self._marks = self._marks_now()
         self._copy = self._executor.submit(self._run, work)
 
     def has_changed(self) -> bool:
         """Return True if the staged tensors no longer hold the values that they had at `start`.
 
-        Changes through `data` show only in the first element.
+        Changes through `data` show only in samples of the elements.
         """
-        return any(_mark(each) != mark for each, mark in self._marked)
+        return self._marks_now() != self._marks
+
+    def _marks_now(self) -> tuple[list[int], list[bytes]]:
+        """Return the numbers of changes in place, and samples of the tensors in CPU memory."""
+        versions = [0 if each.is_inference() else each._version for each in self._marked]
+        return versions, samples(self._marked, self._seed)
 
     def wait(self) -> None:
         """Wait until the last copy is complete; raise its error."""
@@ -180,7 +188,7 @@ class Overlap:
                 event.synchronize()
             work()
         finally:
-            self._marked = []  # they keep tensors that the optimizers may have replaced
+            self._marked, self._marks = [], ([], [])  # the optimizers may have replaced them
             self._copied_seconds += time.thread_time() - began
 
     def before_step(self) -> None:
@@ -337,11 +345,6 @@ def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.T
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 yield from (_local(v) for v in state.values() if isinstance(v, torch.Tensor))
-
-
-def _mark(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """Return the number of changes in place, and the first element of a tensor in CPU memory."""
-    return (0 if tensor.is_inference() else tensor._version), first_element(tensor)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import ReplicaBuffers
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.links import END_SECONDS, MAX_CONNECTIONS, PeerError, Receiver, send
 from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import (
@@ -62,7 +63,8 @@ def connected(
     gang: Gang, folder: Path | None, local_rank: int, settings: Settings
 ) -> Replication | None:
     """Return the replication of this rank; None on all ranks without memory on several nodes."""
-    folders = {bytes(each) for each in gang.gather(b"" if folder is None else bytes(folder))}
+    mine = b"" if folder is None else bytes(folder)
+    folders = {bytes(each) for each in gang.gather(Exchange.FOLDERS, mine)}
     if folder is None or b"" in folders or len(folders) < 2:
         return None
     return Replication(gang, folder, local_rank, settings)
@@ -239,7 +241,8 @@ def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list
     own["topology"] = os.environ.get(TOPOLOGY, "")
     if gang.rank == 0:
         own["key"] = secrets.token_hex(32)
-    return [json.loads(bytes(content)) for content in gang.gather(json.dumps(own).encode())]
+    told = gang.gather(Exchange.ADDRESSES, json.dumps(own).encode())
+    return [json.loads(bytes(content)) for content in told]
 
 
 def _listener() -> socket.socket | None:

@@ -26,14 +26,8 @@ from elasticjob.train.agreement import (
 )
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
-from elasticjob.train.gang import (
-    Gang,
-    RestoreMessage,
-    own_parts,
-    pack_message,
-    streams,
-    unpack_message,
-)
+from elasticjob.train.exchange import Exchange, RestoreMessage, pack_message, unpack_message
+from elasticjob.train.gang import Gang, own_parts, streams
 from elasticjob.train.job import InStorage, in_storage_of
 from elasticjob.train.part_files import (
     Body,
@@ -85,7 +79,8 @@ def agree(
         stored = reads.stored
         offer = reads.offer(is_patient)
         mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
-        messages = [unpack_message(content) for content in gang.gather(pack_message(mine))]
+        told = gang.gather(Exchange.OFFERS, pack_message(mine))
+        messages = [unpack_message(content) for content in told]
         offers = [each.offer for each in messages]
         plan = decide(offers, is_sharded)
         is_silent = any(each.is_silent for each in messages)
@@ -94,7 +89,7 @@ def agree(
             continue
         _check_known(plan, messages)
         bodies, outcome = reads.read(plan, gang)
-        outcomes = [bytes(content)[0] for content in gang.gather(bytes([outcome]))]
+        outcomes = [bytes(each)[0] for each in gang.gather(Exchange.READS, bytes([outcome]))]
         if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
             raise SnapshotError(
                 f"the snapshot of step {plan.version.step} is in storage, which does not "
@@ -139,7 +134,8 @@ def assembled(
     if own is not None:
         shards, rank_state = own_state(decode(own))
     whole = assembly is not None and assembly.needs_own_alone(shards)
-    texts = [bytes(each).decode() for each in gang.gather(f"{int(whole)}{trouble}".encode())]
+    told = gang.gather(Exchange.SHARDS, f"{int(whole)}{trouble}".encode())
+    texts = [bytes(each).decode() for each in told]
     bad = next((text[1:] for text in texts if text[1:]), "")
     if bad or assembly is None:
         raise SnapshotError(bad)

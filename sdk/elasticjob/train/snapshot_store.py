@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticjob import layout, train
 from elasticjob.train.agreement import SnapshotError, Version
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.storage import StorageWriter
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class SnapshotStore:
         self._told_step = layout.NO_STEP
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._step, self._at = 0, 0.0
+        self._former: tuple[int, float, int] | None = None
+        """`_step`, `_at` and the begun step before the last `begins`."""
         self._report, self._reached = report, reached
         self._writer = (
             None
@@ -83,15 +86,33 @@ class SnapshotStore:
         """Begin at the newest snapshots in storage and the time of the last one."""
         self._step = max(stored.begun, 0)
         self._at = 0.0 if self._every_seconds is None else at
+        self._former = None
         if self._reached is not None:
             self._reached.begun, self._reached.complete = stored
 
     def begins(self, step: int) -> None:
         """Record that the ranks store the snapshot of this step."""
+        begun = layout.NO_STEP if self._reached is None else self._reached.begun
+        self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()
         if self._reached is not None:
             self._reached.begun = step
             self._reached.write(step)
+
+    def give_up(self, step: int) -> bool:
+        """Give up the snapshot of this step, the last one; return True if it was to be stored.
+
+        The next one is stored instead.
+        """
+        if self._step != step or self._former is None:
+            return False
+        self._step, self._at, begun = self._former
+        self._former = None
+        if self._reached is not None:
+            self._reached.begun = begun
+        if self._writer is not None:
+            self._writer.give_up()
+        return True
 
     def write(self, parts: list[tuple[Part, Body]]) -> None:
         """Write copies of the parts in the background."""
@@ -120,7 +141,8 @@ class SnapshotStore:
         trouble = "" if self._writer is None else self._writer.confirmed()
         if lacks_storage or (gang.rank == 0 and self.folder is None):
             trouble = "Snapshots has no storage on this rank: give it on all ranks"
-        told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
+        contents = gang.gather(Exchange.STORED, trouble.encode())
+        told = [bytes(content).decode() for content in contents]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             train.link().save_failed("; ".join(failed))

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import multiprocessing.util
+import operator
 import os
 import secrets
 import struct
@@ -24,6 +25,7 @@ from elasticjob.train.agreement import (
     MEMORY,
     SHARED,
     STORAGE,
+    Missing,
     Offer,
     Part,
     Plan,
@@ -34,8 +36,16 @@ from elasticjob.train.agreement import (
     part_at_stop,
 )
 from elasticjob.train.codec import decode, encode
+from elasticjob.train.exchange import (
+    Begin,
+    Exchange,
+    Proposal,
+    check_same,
+    unpack_begins,
+    unpack_proposals,
+)
 from elasticjob.train.exclusive import Claim
-from elasticjob.train.gang import Gang, check_same, exchanged
+from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
@@ -64,11 +74,7 @@ MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
-_CALL = ("step", "rank_state", "store")
-"""Values of a call of `save` that must be the same on all ranks."""
-_PROPOSAL = struct.Struct("<q??QB????q")
 _DIGEST = struct.Struct("<I")
-_BEGIN = struct.Struct("<I????qQ")
 
 
 class Restored(NamedTuple):
@@ -189,10 +195,9 @@ class Snapshots:
             else StopCopy(self._optimizers, self._overlap, self._memory, self._local_rank, most)
         )
         self._gang: Gang | None = None
-        self._number = 0
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
-        self._is_written = True
-        """True if this rank has completed its parts of the last snapshot, as far as it can."""
+        self._missing = Missing(0)
+        """Places where this rank could have parts of the last snapshot, and has not."""
         self._next_step = 0
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage)),
@@ -212,6 +217,7 @@ class Snapshots:
                 self._overlap and weakref.ref(self._overlap),
                 weakref.ref(self._store),
                 self._stop and weakref.ref(self._stop),
+                weakref.ref(self),
             ),
             exitpriority=_EXIT_PRIORITY,
         )
@@ -252,7 +258,7 @@ class Snapshots:
         """
         self._end_former()
         self._optimizers.restored()
-        gang = self._gang = Gang()
+        gang = self._gang = Gang(self._gang)
         self._check_settings(gang)
         agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
@@ -262,7 +268,7 @@ class Snapshots:
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
         step = self._newest.step
         lost = self._begun(gang, step, offers)
-        self._is_written = True
+        self._missing = Missing(0)
         self._next_step = step + self._pace.start(step, interval_before(plan, offers))
         self._found = (offers, plan)
         if plan is None:
@@ -339,7 +345,7 @@ class Snapshots:
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
-        gang.call = f"save() of step {step}"
+        gang.saves(step)
         self._optimizers.created()
         check_values()
         self._claim.take()
@@ -365,7 +371,10 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.begin()
         used = time.thread_time()  # not the time of waiting for slower ranks
-        begins, store_due = self._schedule(gang, (step, rank_state is not None, store))
+        newest = self._newest
+        begins, store_due = self._schedule(gang, step, rank_state is not None, store)
+        if self._newest != newest and self._stop is not None:
+            self._rename(self._stop, gang, step, rank_state)
         used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._memory.remove_former(None)
@@ -376,7 +385,7 @@ class Snapshots:
         if store or (overlap is not None and not overlap.is_possible):
             overlap = None
         stage = None if overlap is None else overlap.stage
-        version = Version(step, self._number)
+        version = Version(step, gang.number)
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
             state, rank_state = parted
@@ -406,7 +415,8 @@ class Snapshots:
         if begins:
             self._announce(version)
         write = functools.partial(self._write, step, parts, stored, begins)
-        self._is_written, self._before, self._newest = False, self._newest, version
+        self._missing = Missing.MEMORY | (Missing.STORAGE if stored else Missing(0))
+        self._before, self._newest = self._newest, version
         if overlap is None:
             write()
         else:
@@ -419,7 +429,7 @@ class Snapshots:
         self._pace.took(used + time.perf_counter() - began)
         if store:
             try:
-                self._store.confirm(gang, self._number, lacks_storage)
+                self._store.confirm(gang, gang.number, lacks_storage)
             except SnapshotError as error:
                 if not unasked:
                     raise
@@ -434,14 +444,14 @@ class Snapshots:
     ) -> tuple[Any, Any]:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
-            told = gang.gather(bytes([stop.wants()]), is_fixed=True)
+            told = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
             stop.agreed(all(each[0] for each in told))
         if not stop.is_on:
             return state, rank_state
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         ranks = 0 if rank_state is None else gang.size
-        version = Version(step, self._number)
+        version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.
         part = Part(version, SHARED, ranks, self._newest.step)
         if not is_due:
@@ -451,8 +461,20 @@ class Snapshots:
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
+    def _rename(self, stop: StopCopy, gang: Gang, step: int, rank_state: Any) -> None:
+        """Give the state of this step, which is held, the version before that all ranks have."""
+        own = None if rank_state is None else (gang.rank, _value(rank_state))
+        ranks = 0 if own is None else gang.size
+        part = Part(Version(step, gang.number), SHARED, ranks, self._newest.step)
+        stop.rename(part, self._newest, own)
+
     def close(self) -> None:
-        """Wait until the last snapshot is complete, also in storage, as long as that answers."""
+        """Wait until the last snapshot is complete, also in storage, as long as that answers.
+
+        All ranks call it, or none: another rank that waits for this one in `save` or `restore` has
+        an error.
+        """
+        self._record_end("called close()")
         try:
             if self._stop is not None:
                 self._stop.close()
@@ -463,6 +485,11 @@ class Snapshots:
             self._store.tell()
             self._end_replication()
             self._claim.release()
+
+    def _record_end(self, call: str) -> None:
+        """Record that this rank makes no further call, for those that wait, unless it fails."""
+        if self._gang is not None and not ended_with_error():
+            self._gang.ends(call)
 
     def _claimed(self) -> Claim:
         """Return the claim to the places of this rank, which the first `save` takes."""
@@ -479,9 +506,9 @@ class Snapshots:
     def _check_settings(self, gang: Gang) -> None:
         """Raise SnapshotError on all ranks if a setting differs: they would decide differently."""
         digest = _DIGEST.pack(zlib.crc32(self._settings))
-        if any(bytes(each) != digest for each in gang.gather(digest, is_fixed=True)):
-            settings = [json.loads(bytes(each)) for each in gang.gather(self._settings)]
-            check_same("Snapshots", settings)
+        if any(bytes(each) != digest for each in gang.gather(Exchange.SETTINGS, digest)):
+            told = gang.gather(Exchange.SETTINGS_TEXTS, self._settings)
+            check_same("Snapshots", [json.loads(bytes(each)) for each in told])
 
     def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
         """Number this gang; return the lost steps and their duration in seconds."""
@@ -489,16 +516,16 @@ class Snapshots:
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
         holds = self._stop is not None and self._stop.can_hold and not self._sharded
-        measured, bits = self._pace.is_measured, secrets.randbits(32)
-        begin = _BEGIN.pack(bits, measured, has_place, stores, holds, *reached)
-        drawn = [_BEGIN.unpack(content) for content in gang.gather(begin, is_fixed=True)]
-        self._number = next_gang(offers, drawn[0][0])
-        self._is_measured = any(measured for _, measured, *_ in drawn)
-        self._has_place = any(place for _, _, place, *_ in drawn)
-        self._store.is_shared = any(stores for _, _, _, stores, *_ in drawn)
+        bits, measured = secrets.randbits(32), self._pace.is_measured
+        mine = Begin(bits, measured, has_place, stores, holds, *reached)
+        begins = unpack_begins(gang.gather(Exchange.BEGIN, mine.packed()))
+        gang.begins(next_gang(offers, begins[0].bits))
+        self._is_measured = any(each.is_measured for each in begins)
+        self._has_place = any(each.has_place for each in begins)
+        self._store.is_shared = any(each.stores for each in begins)
         if self._stop is not None:
-            self._stop.start(all(holds for _, _, _, _, holds, *_ in drawn))
-        lost = lost_since(step, [Reached(*fields) for _, _, _, _, _, *fields in drawn])
+            self._stop.start(all(each.holds for each in begins))
+        lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
         self._report.change(replicas=0, limit=self._limit, **lost)
         self._memory.report_refusal()
         if "lost" not in lost:
@@ -536,7 +563,7 @@ class Snapshots:
             self._replication.restored(*self._found)
         else:
             self._replication.continued(self._copied)
-        gang.gather(b"\0", is_fixed=True)  # no copy arrives while stale ones are removed
+        gang.gather(Exchange.COPIES, b"")  # no copy arrives while stale ones are removed
         return True
 
     def _announce(self, version: Version) -> None:
@@ -556,23 +583,30 @@ class Snapshots:
         stored: list[tuple[Part, Body]],
         replicates: bool,
     ) -> None:
+        is_committed = False
         try:
-            for part, body in parts:
-                # The training, which takes the processor too, stops before.
-                began = time.thread_time()
-                self._memory.commit(part, body)
-                if self._stop is not None and part.rank == SHARED:
-                    self._stop.measured(body.size, time.thread_time() - began)
-        except BaseException:
-            if replicates and self._replication is not None:
+            is_committed = all(self._committed(part, body) for part, body in parts)
+        finally:
+            if replicates and not is_committed and self._replication is not None:
                 self._replication.give_up()
-            raise
-        self._is_written = True
-        if replicates:
+        has_memory = is_committed and self._memory.buffers is not None
+        if has_memory:  # also on a rank without parts
+            self._missing &= ~Missing.MEMORY
+        if replicates and is_committed:
             self._replicate([part for part, _ in parts])
-        if self._memory.buffers is not None:  # a rank without parts lacks nothing
+        if has_memory:
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         self._store.write(stored)
+        self._missing = Missing(0) if is_committed else Missing.MEMORY
+
+    def _committed(self, part: Part, body: Body) -> bool:
+        """Commit a part to memory; return False if the ranks must give up this snapshot."""
+        # The training, which takes the processor too, stops before.
+        began = time.thread_time()
+        is_committed = self._memory.commit(part, body)
+        if self._stop is not None and part.rank == SHARED and is_committed:
+            self._stop.measured(body.size, time.thread_time() - began)
+        return is_committed
 
     def _write_beside(self, overlap: Overlap, step: int, write: Callable[[], None]) -> None:
         """Write during the next step; a change of the state meanwhile leaves the last snapshot."""
@@ -581,23 +615,27 @@ class Snapshots:
         except StateChanged:
             overlap.is_possible = False
             log.warning(
-                "no snapshot of step %d: something other than the optimizers has changed the "
+                "no snapshot %sof step %d: something other than the optimizers has changed the "
                 "parameters or their state since save(). Further snapshots are complete when "
                 "save() returns",
+                "" if Missing.MEMORY in self._missing else "in storage ",
                 step,
             )
+            self._missing |= Missing.CHANGED
 
-    def _schedule(self, gang: Gang, call: tuple[int, bool, bool]) -> tuple[bool, bool]:
+    def _schedule(
+        self, gang: Gang, step: int, has_rank_state: bool, stores: bool
+    ) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
 
         Args:
-            call: values of the call of `save`, by `_CALL`.
+            has_rank_state, stores: of the call of `save`.
 
         Returns True first if the ranks may begin to copy this snapshot to other nodes, then if it
         is due for storage. A rank enters with its last snapshot complete, or given up. After the
         exchange all ranks have that one, and may overwrite the one before, or keep that instead.
         """
-        stop, step = self._stop, call[0]
+        stop = self._stop
         is_held, share = (False, 0.0) if stop is None else (stop.is_on, stop.share)
         steps = self._pace.proposed(step, share, is_held=is_held)
         replication, begins = self._replication, False
@@ -605,37 +643,47 @@ class Snapshots:
         store_due = store.is_due(step)
         exchanges = self._is_measured or store.is_timed or store_due
         if exchanges or replication is not None:
-            state = State.IDLE if replication is None else replication.state
             is_time = store.is_time()
-            is_busy = store.is_busy(store_due or is_time)
-            holds = stop is not None and not self._sharded and stop.wants()
-            flags = is_time, is_busy, holds, self._is_written
-            mine = _PROPOSAL.pack(*call, steps, state, *flags, store.complete_step)
-            told = gang.gather(mine, is_fixed=True)
-            unpacked = [_PROPOSAL.unpack(content) for content in told]
-            check_same("save()", [dict(zip(_CALL, each)) for each in unpacked])
-            proposals = [each[len(_CALL) :] for each in unpacked]
-            store.record_complete(max(complete for *_, complete in proposals))
-            steps = max(proposed for proposed, *_ in proposals)
+            mine = Proposal(
+                has_rank_state,
+                stores,
+                steps,
+                State.IDLE if replication is None else replication.state,
+                is_time,
+                store.is_busy(store_due or is_time),
+                stop is not None and not self._sharded and stop.wants(),
+                self._missing,
+                store.complete_step,
+            )
+            proposals = unpack_proposals(gang.gather(Exchange.PROPOSALS, mine.packed()))
+            store.record_complete(max(each.complete_step for each in proposals))
+            steps = max(each.steps for each in proposals)
+            missing = functools.reduce(operator.or_, (each.missing for each in proposals))
+            store_due = self._give_up_last(missing) or store_due
             # A version that one rank does not write would be incomplete.
-            store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
+            is_busy = any(each.is_busy for each in proposals)
+            store_due = (store_due or proposals[0].is_time) and not is_busy
             if stop is not None:
-                stop.agreed(all(each[4] for each in proposals))
-            if not all(each[5] for each in proposals):
-                self._give_up_last()
+                stop.agreed(all(each.holds for each in proposals))
             if replication is not None:
-                begins = replication.exchanged([State(each) for _, each, *_ in proposals])
+                begins = replication.exchanged([State(each.copies) for each in proposals])
                 self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
 
-    def _give_up_last(self) -> None:
-        """Keep the snapshot before the last one, of which a rank lacks its parts. On all ranks."""
-        self._newest = self._before
-        self._memory.keep(self._newest)
-        self._has_taken = False  # parts of former workers may belong to it
-        if self._overlap is not None:
+    def _give_up_last(self, missing: int) -> bool:
+        """Give up the last snapshot in the places where a rank lacks its parts. On all ranks.
+
+        Returns True if it was to be stored: the next one is due for that.
+        """
+        is_due = bool(missing & Missing.STORAGE) and self._store.give_up(self._newest.step)
+        if missing & Missing.CHANGED and self._overlap is not None:
             self._overlap.is_possible = False
+        if missing & Missing.MEMORY:
+            self._newest = self._before
+            self._memory.keep(self._newest)
+            self._has_taken = False  # parts of former workers may belong to it
+        return is_due
 
 
 def _await(overlap: Overlap) -> None:
@@ -650,12 +698,16 @@ def _finish(
     overlap: weakref.ReferenceType[Overlap] | None,
     store: weakref.ReferenceType[SnapshotStore],
     stop: weakref.ReferenceType[StopCopy] | None,
+    owner: weakref.ReferenceType[Snapshots],
 ) -> None:
     """Wait at the end of the process for the last copy, which begins the write to storage.
 
     After an exception copy the state of the last step too. Then wait for the write to storage, as
     long as that answers.
     """
+    snapshots = owner()
+    if snapshots is not None:
+        snapshots._record_end("ended its process")
     copies, writes = None if overlap is None else overlap(), store()
     stops = None if stop is None else stop()
     if copies is not None:

@@ -241,6 +241,27 @@ class StopCopy:
             raise NotHeld
         buffers.commit_own(part, body)
 
+    def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
+        """Hold the state of this step as another part, after an older version than the last one.
+
+        The ranks have given that up. All of them have their own parts of this step, by the former
+        name; so the own part of the step before, which this one overwrites, is not needed.
+
+        Args:
+            keep, own: as for `hold`.
+        """
+        if self._held is None:
+            return
+        is_named = True
+        try:
+            if own is not None:  # before the shared part, as in `hold`
+                self._commit_own(part._replace(rank=own[0]), own[1])
+        except (NotHeld, OSError):
+            self._is_refused, is_named = True, False
+        with self._changed:
+            if self._held is not None:
+                self._held = self._held._replace(part=part, keep=keep) if is_named else None
+
     def release(self) -> None:
         """Give up the state, before it changes; wait for a copy of it."""
         if self._pid != os.getpid():  # in a fork the lock may stay held

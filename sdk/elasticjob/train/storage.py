@@ -130,8 +130,12 @@ class StorageWrite(StorageCall[None]):
 
         Returns False if the storage does not answer.
         """
-        self._is_awaited.set()
+        self.leave_others()
         return self.has_ended()
+
+    def leave_others(self) -> None:
+        """Wait for no parts of other ranks any more."""
+        self._is_awaited.set()
 
     def _written(self, moved: Callable[[], None]) -> None:
         version = self._parts[0][0].version
@@ -232,6 +236,11 @@ class StorageWriter:
         keep = self._keep if any(part.rank == SHARED for part, _ in parts) else 0
         self._write = StorageWrite(self._storage, copies, keep, self._on_stored, self._on_trouble)
         self._write.start()
+
+    def give_up(self) -> None:
+        """Let the write in progress, of a version that stays incomplete, wait for no other rank."""
+        if self._write is not None:
+            self._write.leave_others()
 
     def end(self) -> bool:
         """Wait for the write in progress; return False if storage does not answer."""

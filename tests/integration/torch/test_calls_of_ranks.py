@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.torch import forked_gang
 
 DIFFERENT = """
@@ -127,3 +129,147 @@ def test_rank_that_waits_for_others_warns_once_and_goes_on(tmp_path: Path) -> No
     (line,) = waiting
     assert line.startswith("rank 0 has waited 0 s for other ranks in save() of step 3: all ranks")
     assert "recovery.hangTimeoutSeconds" in line
+
+
+APART = """
+import datetime, json, multiprocessing.util, os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from elasticjob.train import SnapshotError, Snapshots, gang
+from tests.integration.torch import forked_gang
+
+top, first, second = Path(sys.argv[1]), *sys.argv[2:]
+gang.PATIENCE = datetime.timedelta(seconds=0.2)
+
+def until_ended(rank):
+    end = time.monotonic() + 60
+    while not (top / f"ended-{rank}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+def call(snapshots, name):
+    if name == "close":
+        snapshots.close()
+    elif name == "restore":
+        snapshots.restore()
+    elif name == "other":
+        Snapshots(replicas=0).restore()
+    elif name == "end":
+        multiprocessing.util._run_finalizers()  # as at the end of a process
+        os._exit(0)
+    elif name == "kill":
+        os._exit(1)
+    else:
+        snapshots.save(int(name), {"x": int(name)})
+
+def work(rank, world):
+    snapshots = Snapshots(replicas=0)
+    snapshots.restore()
+    snapshots.save(1, {"x": 1})
+    dist.barrier()
+    error = None
+    try:
+        for name in (first, second)[rank].split():
+            call(snapshots, name)
+    except (SnapshotError, RuntimeError) as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    (top / f"error-{rank}").write_text(json.dumps(error))
+    if rank == 0 and error is None:
+        until_ended(1)  # its connection stays
+    dist.destroy_process_group()
+    (top / f"ended-{rank}").touch()
+    os._exit(0)
+
+forked_gang.forked(top, "apart", "ab", work)
+told = [top / f"error-{rank}" for rank in (0, 1)]
+print(json.dumps([json.loads(each.read_text()) if each.exists() else None for each in told]))
+"""
+SAME_CALLS = "all ranks must make the same calls, with the same values"
+RANK_1 = "rank 1 has called save() of step 2"
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (("close", "2"), [None, f"SnapshotError: rank 0 has called close(), and {RANK_1}: "]),
+        (
+            ("close", "restore"),
+            [None, "SnapshotError: rank 0 has called close(), and rank 1 has called restore(): "],
+        ),
+        (
+            ("close end", "close 2"),
+            [None, f"SnapshotError: rank 0 has called close(), and {RANK_1}: "],
+        ),
+        (("end", "2"), [None, f"SnapshotError: rank 0 has ended its process, and {RANK_1}: "]),
+        (("kill", "2"), [None, "RuntimeError: "]),
+        *[
+            ((call, "2"), ["SnapshotError: rank 0 has called restore(), and rank 1 save() of "] * 2)
+            for call in ("restore", "other")
+        ],
+        (("close 2 3 close", "close close 2 3"), [None, None]),
+    ],
+)
+def test_rank_whose_calls_differ_leaves_no_other_waiting(
+    tmp_path: Path, calls: tuple[str, str], expected: list[str | None]
+) -> None:
+    found, _ = forked_gang.run(APART, tmp_path, *calls)
+    for error, text in zip(found, expected, strict=True):
+        assert (error is None) == (text is None), error
+        assert error is None or error.startswith(text or ""), error
+        assert error is None or "RuntimeError" in error or SAME_CALLS in error
+    if calls[0].endswith("end"):
+        assert "gloo" in found[1], "the agent takes the error for that of a lost peer"
+
+
+LIBRARIES = """
+import json, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from elasticjob.train import SnapshotError, Snapshots, exchange, gang
+from tests.integration.torch import forked_gang
+
+top, other = Path(sys.argv[1]), sys.argv[2]
+
+def of_version_0_1_0(rank, world):
+    content = torch.zeros(40, dtype=torch.uint8)
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(counts, torch.tensor([40]))
+    found = [torch.zeros(max(map(int, counts)), dtype=torch.uint8) for _ in range(world)]
+    dist.all_gather(found, content)
+
+def work(rank, world):
+    error = None
+    try:
+        if rank == 0 and other == "0.1.0":
+            of_version_0_1_0(rank, world)
+        else:
+            if rank == 0:
+                gang.OURS = exchange.Protocols(*json.loads(other))
+            snapshots = Snapshots(replicas=0)
+            snapshots.restore()
+            snapshots.save(1, {"x": 1})
+            error = snapshots._gang._channel.protocol
+    except (SnapshotError, RuntimeError) as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    (top / f"error-{rank}").write_text(json.dumps(error))
+    os._exit(0)
+
+forked_gang.forked(top, "libraries", "ab", work)
+print(json.dumps([json.loads((top / f"error-{rank}").read_text()) for rank in (0, 1)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ("0.1.0", ["RuntimeError: ", "SnapshotError: rank 0 has an older version of the elast"]),
+        ("[2, 3]", ["SnapshotError: rank 1 has an older version of the elasticjob library"] * 2),
+        ("[1, 3]", [1, 1]),
+    ],
+)
+def test_nodes_with_two_versions_of_the_library_use_a_common_protocol_or_fail(
+    tmp_path: Path, other: str, expected: list[object]
+) -> None:
+    found, _ = forked_gang.run(LIBRARIES, tmp_path, other)
+    for result, text in zip(found, expected, strict=True):
+        assert result == text or (isinstance(text, str) and str(result).startswith(text)), found

@@ -80,6 +80,7 @@ import json, sys
 from pathlib import Path
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train import gang as gang_module, part_files
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, CorruptSnapshot, overwrite, reading
 from tests.integration.torch import forked_gang
@@ -114,7 +115,8 @@ def one(rank, world):
             told.append("all" if whole == content else whole and len(whole))
         except CorruptSnapshot as error:
             told.append(str(error))
-        told += [bytes(each).decode() for each in gang.gather(f"{name} {rank}".encode())][:1]
+        texts = gang.gather(Exchange.READS, f"{name} {rank}".encode())
+        told += [bytes(each).decode() for each in texts][:1]
     return told
 
 print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
@@ -169,6 +171,53 @@ def test_storage_of_one_rank_alone_does_not_part_the_ranks(tmp_path: Path) -> No
     assert found[0] == found[1]
     assert "rank 1: Snapshots has no storage on this rank" in found[0]
     assert any("000000000008-" in path.name for path in (tmp_path / "storage").iterdir())
+
+
+CHANGED = """
+import json, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from elasticjob.train import Snapshots
+from elasticjob.train.agreement import complete_versions
+from elasticjob.train.storage import StorageWriter
+from elasticjob.train.storage_folder import StorageFolder
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+storage = StorageFolder(top / "storage")
+
+def one(rank, world):
+    weight = torch.nn.Parameter(torch.zeros(50_000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    start = StorageWriter.start
+    def change_first(self, parts):
+        if rank == 0 and parts[0][0].version.step == 3:
+            weight.data.add_(1.0)
+        start(self, parts)
+    StorageWriter.start = change_first
+    snapshots = Snapshots(
+        storage.folder, every_steps=1, store_every=3, replicas=0, optimizers=optimizer
+    )
+    snapshots.restore()
+    for step in range(1, 6):
+        dist.barrier()
+        snapshots.save(step, {"weight": weight}, {"step": step, "weight": weight})
+        optimizer.step()
+        snapshots._store.end()
+    snapshots.close()
+    return snapshots._newest.step
+
+newest = forked_gang.gang(top, "changed", "ab", one)
+print(json.dumps([newest, [each.step for each in complete_versions(storage.scan().parts)]]))
+"""
+
+
+def test_next_snapshot_is_stored_if_the_state_of_one_rank_changes_during_the_copy(
+    tmp_path: Path,
+) -> None:
+    found, log = forked_gang.run(CHANGED, tmp_path)
+    assert found == [[5, 5], [4]]
+    assert log.count("no snapshot in storage of step 3") == 1
 
 
 UNREADABLE = """

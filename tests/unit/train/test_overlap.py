@@ -18,12 +18,15 @@ import pytest
 import torch
 
 from elasticjob import layout
-from elasticjob.train import Snapshots, exclusive, overlap
+from elasticjob.train import Snapshots, buffers, exclusive, overlap
 from elasticjob.train.agreement import SHARED, Part
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.interval import COSTS, EARLY_GROWTH, GROWTH, PLAIN_STEPS, Cost, Interval
 from elasticjob.train.overlap import Optimizers, Overlap
 from elasticjob.train.part_files import Body
+from elasticjob.train.storage import StorageWriter
+from elasticjob.train.storage_folder import StorageFolder
+from tests.unit.train.waiting import until
 
 WIDTH = 200  # a weight of 160 KB: not copied at once
 
@@ -184,11 +187,17 @@ def add_to_data(training: Training) -> None:
     training.model[0].weight.data.add_(1.0)
 
 
+def add_to_data_after_the_first_element(training: Training) -> None:
+    training.model[0].weight.data.view(-1)[1:].add_(1.0)
+
+
 def change_moments(training: Training) -> None:
     training.optimizer.state[training.model[0].weight]["exp_avg"].zero_()
 
 
-@pytest.mark.parametrize("change", [add_in_place, add_to_data, change_moments])
+@pytest.mark.parametrize(
+    "change", [add_in_place, add_to_data, add_to_data_after_the_first_element, change_moments]
+)
 def test_copy_of_a_state_that_something_else_changes_leaves_the_last_snapshot(
     memory: Path,
     tmp_path: Path,
@@ -227,6 +236,87 @@ def test_copy_of_a_state_that_something_else_changes_leaves_the_last_snapshot(
     assert found.step == 3
     assert_same(expected, found.state)
     assert [int(path.name[5:17]) for path in sorted(storage.iterdir())] == [1, 3]
+
+
+@pytest.mark.parametrize("place", ["memory", "storage", "storage alone"])
+@pytest.mark.parametrize(
+    ("interval", "due"), [({"store_every": 3}, 3), ({"store_seconds": 9999}, 1)]
+)
+def test_snapshot_for_storage_that_is_given_up_is_followed_by_another(
+    memory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    interval: dict[str, Any],
+    due: int,
+) -> None:
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    owner: Any = MemoryBuffers if place == "memory" else StorageWriter
+    name = "commit" if place == "memory" else "start"
+    real = getattr(owner, name)
+    if place == "storage alone":
+        monkeypatch.delenv(layout.SNAPSHOT_FOLDER)
+    in_memory = due if place == "storage" else due - 1
+
+    def change_first(self: Any, first: Any, *others: Body) -> None:
+        part = first if isinstance(first, Part) else first[0][0]
+        if part.version.step == due:
+            add_in_place(training)
+        real(self, first, *others)
+
+    monkeypatch.setattr(owner, name, change_first)
+    storage = tmp_path / "storage"
+    snapshots = Snapshots(storage, every_steps=1, optimizers=training.optimizer, **interval)
+    snapshots.restore()
+    for step in range(1, due + 3):
+        snapshots.save(step, training.state(), {"step": step})
+        training.optimizer.step()
+        if step == due and place != "storage alone":
+            found = Snapshots().restore()
+            assert (0 if found is None else found.step) == in_memory
+            assert found is None or found.rank_state == {"step": in_memory}
+    snapshots.close()
+    stored = StorageFolder(storage).scan().parts
+    assert {(part.version.step, part.before) for part in stored} == {(due + 1, in_memory)}
+    where = "in storage " if place == "storage" else ""
+    assert f"no snapshot {where}of step {due}: something other than" in caplog.text
+
+
+def test_copy_at_a_stop_that_does_not_end_costs_no_later_snapshot(
+    memory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(buffers, "_LOCK_SECONDS", 0.0)
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    storage = tmp_path / "storage"
+    snapshots = Snapshots(storage, every_steps=1, store_every=2, optimizers=training.optimizer)
+    snapshots.restore()
+
+    def train(*steps: int) -> tuple[int, Any]:
+        for step in steps:
+            snapshots.save(step, training.state(), {"step": step})
+            training.optimizer.step()
+            snapshots._store.end()
+        found = Snapshots().restore()
+        assert found is not None
+        return found.step, found.rank_state
+
+    assert train(1) == (1, {"step": 1})
+    with MemoryBuffers(memory, 1)._locked(0.0):
+        assert train(2, 3) == (1, {"step": 1})
+    assert train(4) == (4, {"step": 4})
+    snapshots.close()
+    assert snapshots._overlap is not None
+    assert snapshots._overlap.is_possible
+    assert {int(path.name[5:17]) for path in storage.iterdir()} == {2, 4}
+    assert caplog.text.count("in the memory of this node: ") == 1
 
 
 class Crash(Exception):
@@ -448,7 +538,8 @@ def test_snapshots_leave_neither_hook_nor_thread_behind(memory: Path) -> None:
         copying = [each for each in threading.enumerate() if "-copy" in each.name]
         del snapshots
         gc.collect()
-        assert not training.optimizer._optimizer_step_pre_hooks
+        # The thread of the copy keeps the last one a moment longer than its result.
+        until(lambda: not training.optimizer._optimizer_step_pre_hooks)
         for thread in copying:
             thread.join(60)
             assert not thread.is_alive()

@@ -146,9 +146,10 @@ class World:
 
     def seed(self, rank: Rank, plan: Plan) -> Actor:
         for name in (f"rank-{rank.local}", f"own-{rank.local}", "shared"):
-            for part in rank.node.held(name):
-                if part is not None and part.version == plan.version:
-                    rank.last[name] = part
+            parts = [part for part in rank.node.held(name) if part is not None]
+            newest = max((each for each in parts if each.version <= plan.version), default=None)
+            if newest is not None and (name[0] != "o" or newest.version == plan.version):
+                rank.last[name] = newest
         for own in [plan.own[rank.number].part] if plan.own else []:
             if own not in rank.node.held(f"rank-{rank.local}"):
                 yield from self.commit(rank, f"rank-{rank.local}", own)

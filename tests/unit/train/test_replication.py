@@ -19,6 +19,7 @@ import pytest
 from elasticjob.train import links
 from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.links import PeerError, Receiver, send
 from elasticjob.train.part_files import Body, read
@@ -219,7 +220,7 @@ class Peer:
     def __init__(self, address: tuple[str, int]) -> None:
         self.rank, self.size, self._address = 0, 2, address
 
-    def gather(self, content: bytes) -> list[bytes]:
+    def gather(self, exchange: Exchange, content: bytes) -> list[bytes]:
         said = json.loads(content)
         self.key = bytes.fromhex(said["key"])
         host, port = self._address

@@ -19,6 +19,7 @@ import pytest
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots, part_files, restoring, storage
 from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body, read
 from elasticjob.train.storage_folder import StorageFolder
@@ -430,9 +431,9 @@ def test_memory_alone_needs_no_exchange_between_ranks(
     snapshots = job.started(every_steps=1, store_every=1)
     exchanges, real = [], Gang.gather
 
-    def counted(gang: Gang, content: bytes, **arguments: Any) -> Any:
-        exchanges.append(content)
-        return real(gang, content, **arguments)
+    def counted(gang: Gang, exchange: Exchange, content: bytes) -> Any:
+        exchanges.append(exchange)
+        return real(gang, exchange, content)
 
     monkeypatch.setattr(Gang, "gather", counted)
     for step in range(1, 4):

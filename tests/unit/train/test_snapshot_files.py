@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import agreement, buffers, part_files
+from elasticjob.train import agreement, buffers, part_files, storage
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
 from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
@@ -517,6 +517,19 @@ def test_expired_versions_are_removed_before_the_write(
     assert {each.version.step for each in storage.parts()} == {1, 4, 5}
 
 
+def test_write_of_a_version_that_is_given_up_waits_for_no_other_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_OTHERS_SECONDS", (10 * storage.SILENT_SECONDS,))
+    told: list[int] = []
+    folder = StorageFolder(tmp_path / "storage")
+    writer = storage.StorageWriter(folder, 2, told.append, told.append)
+    writer.start([(part(5, SHARED, 2), body(5))])
+    writer.give_up()
+    assert writer._write is not None
+    assert writer._write.has_ended()
+
+
 def functions_of_the_main_thread() -> list[str]:
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     names = []
@@ -622,6 +635,48 @@ def test_damaged_buffer_costs_no_other_one_with_the_same_part(tmp_path: Path) ->
     assert list(memory.parts()) == [own(2)]
 
 
+def steps_in(folder: Path, name: str) -> set[int]:
+    """Return the steps of the parts in the buffers of a name."""
+    return {each.version.step for path in folder.glob(f"{name}.[01]") if (each := held(path))}
+
+
+@pytest.mark.parametrize("regular", [2, 3])
+@pytest.mark.parametrize(("name", "rank"), [("shared", SHARED), ("rank-0", 0)])
+def test_restored_part_of_a_copy_at_a_stop_leaves_the_snapshot_before_it(
+    tmp_path: Path, name: str, rank: int, regular: int
+) -> None:
+    """In either of two buffers; one of another node's copy, or of the own parts of each step."""
+    former = MemoryBuffers(tmp_path, 0)
+    for step in range(1, regular + 1):
+        former.commit(part(step, rank), body(step))
+    memory = MemoryBuffers(tmp_path, 0)
+    memory.keep(Version(9, 7))
+    assert not memory.restored(part(9, rank))
+    memory.seed(part(9, rank), body(9))
+    assert steps_in(tmp_path, name) == {regular, 9}
+
+
+def test_part_newer_than_the_restored_one_is_overwritten_first(tmp_path: Path) -> None:
+    """The ranks have passed over it."""
+    for order in ((4, 6), (6, 4)):
+        former = MemoryBuffers(tmp_path, 0)
+        for step in order:
+            former.commit(part(step, 0), body(step))
+        memory = MemoryBuffers(tmp_path, 0)
+        memory.keep(Version(5, 7))
+        memory.seed(part(5, 0), body(5))
+        assert steps_in(tmp_path, "rank-0") == {4, 5}
+
+
+def test_own_part_of_the_last_step_stays_if_a_snapshot_is_given_up(tmp_path: Path) -> None:
+    memory = MemoryBuffers(tmp_path, 0)
+    for step in (1, 8):
+        memory.commit_own(own(step), body(step))
+    memory.keep(Version(6, 7))
+    memory.commit_own(own(9), body(9))
+    assert steps_in(tmp_path, "own-0") == {8, 9}
+
+
 def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None:
     size = RECORD_BYTES + 3 + 10_000
     limit = 4 * size + 100  # two snapshots of the shared part, and of the own one
@@ -692,6 +747,49 @@ def test_regular_copy_writes_nothing_while_another_worker_copies(
         assert first.parts() == {}
     first.commit(part(1), body(1))
     assert list(first.parts()) == [part(1)]
+
+
+def test_regular_copies_wait_once_for_a_worker_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def taken(seconds: float, condition: Callable[[], bool]) -> bool:
+        waits.append(seconds)
+        return condition()
+
+    monkeypatch.setattr(buffers, "true_within", taken)
+    first, second = MemoryBuffers(tmp_path, 0), MemoryBuffers(tmp_path, 1)
+    with second._locked(0.0):
+        for step in (1, 2):
+            with pytest.raises(OSError, match="does not end its copy"):
+                first.commit(part(step), body(step))
+    for step in (3, 4):
+        first.commit(part(step), body(step))
+    assert waits == [0.0, 10.0, 0.0, 0.0, 10.0]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_interrupted_wait_leaves_neither_lock_nor_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """Such as by a handler of SIGTERM that raises, also once the lock is taken."""
+    real, descriptors = buffers._is_taken, []
+
+    def interrupted(descriptor: int) -> bool:
+        descriptors.append(descriptor)
+        assert not is_taken or real(descriptor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(buffers, "_is_taken", interrupted)
+    with pytest.raises(KeyboardInterrupt), MemoryBuffers(tmp_path, 0)._locked(0.0):
+        pass
+    assert not buffers._locks & set(descriptors)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+    monkeypatch.undo()
+    with MemoryBuffers(tmp_path, 1)._locked(0.0) as is_locked:
+        assert is_locked
 
 
 def test_regular_copy_is_written_where_no_file_can_be_locked(

@@ -25,6 +25,7 @@ from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train import snapshots as snapshots_module
 from elasticjob.train.agreement import Version, complete_versions
 from elasticjob.train.codec import decode, encode
+from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
 from elasticjob.train.part_files import CorruptSnapshot, read
@@ -260,20 +261,20 @@ def test_stored_snapshot_is_in_storage_on_return(tmp_path: Path) -> None:
     assert restored(tmp_path) == (8, "storage")
 
 
-class LatePeer:
+class LatePeer(Gang):
     """Gang of two ranks, seen from rank 0: rank 1 stores its parts before it answers."""
 
-    rank, size = 0, 2
-
     def __init__(self, storage: StorageFolder) -> None:
+        super().__init__()
+        self.size = 2
         self._storage = storage
 
-    def gather(self, content: bytes, *, is_fixed: bool = False) -> list[bytes]:
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
         parts = self._storage.parts()
         for part, path in parts.items():
             if part.rank == 0 and (late := part._replace(rank=1)) not in parts:
                 self._storage.store(late, read(path, part))
-        return [content, content]
+        return [memoryview(content)] * 2
 
 
 def test_older_snapshots_expire_after_a_demanded_one_that_a_peer_completes_late(
@@ -281,7 +282,7 @@ def test_older_snapshots_expire_after_a_demanded_one_that_a_peer_completes_late(
 ) -> None:
     """The writer's own expiry finds the demanded snapshot incomplete, and keeps the one before."""
     storage = StorageFolder(tmp_path)
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda: LatePeer(storage))
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: LatePeer(storage))
     snapshots = started(tmp_path, every_steps=100, keep=1)
     for step in (1, 2, 3):
         assert snapshots.save(step, {"x": step}, step, store=True)
@@ -643,12 +644,12 @@ def test_settings_of_the_ranks_are_compared_before_they_exchange_anything_else(
 ) -> None:
     """Ranks that differ in one, such as `sharded`, decide differently, and wait for each other."""
     mine, theirs = Snapshots(every_steps=2, sharded=True), Snapshots(every_steps=2)
-    exchanges: list[bool] = []
+    exchanges: list[Exchange] = []
 
-    def gather(_: Gang, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
-        exchanges.append(is_fixed)
+    def gather(_: Gang, exchange: Exchange, content: bytes) -> list[memoryview]:
+        exchanges.append(exchange)
         other = theirs._settings
-        if is_fixed:
+        if exchange is Exchange.SETTINGS:
             other = zlib.crc32(other).to_bytes(4, "little")
         return [memoryview(content), memoryview(other)]
 
@@ -656,7 +657,7 @@ def test_settings_of_the_ranks_are_compared_before_they_exchange_anything_else(
     text = "Snapshots has sharded=True on rank 0, and sharded=False on rank 1: all ranks must"
     with pytest.raises(SnapshotError, match=text):
         mine.restore()
-    assert exchanges == [True, False]
+    assert exchanges == [Exchange.SETTINGS, Exchange.SETTINGS_TEXTS]
 
 
 class Copies:

@@ -28,6 +28,7 @@ import torch
 from elasticjob.train import Link, Snapshots, buffers, held_state, part_files, stop_copy
 from elasticjob.train.agreement import (
     SHARED,
+    Missing,
     Offer,
     Part,
     Version,
@@ -37,6 +38,8 @@ from elasticjob.train.agreement import (
     part_at_stop,
 )
 from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.exchange import Exchange, unpack_proposals
+from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body
 from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
@@ -531,7 +534,8 @@ def test_end_of_the_process_waits_for_the_copy_that_the_launcher_has_asked_for(
     asking = asked(memory)
     assert begins.wait(PATIENCE_SECONDS)
     assert snapshots._stop is not None
-    _finish(None, weakref.ref(snapshots._store), weakref.ref(snapshots._stop))
+    stop = weakref.ref(snapshots._stop)
+    _finish(None, weakref.ref(snapshots._store), stop, weakref.ref(snapshots))
     events.append("ended")
     ends.set()
     asking.join()
@@ -609,6 +613,10 @@ def exchange_data(training: Training) -> None:
         each.data.copy_(each.data + 1)
 
 
+def exchange_data_after_the_first_elements(training: Training) -> None:
+    training.model[2].weight.data.view(-1)[1:].add_(1.0)
+
+
 def clamp(training: Training) -> None:
     with torch.no_grad():
         training.model[2].bias.clamp_(0.5, 0.6)
@@ -619,7 +627,10 @@ def change_moments(training: Training) -> None:
         state["exp_avg"].mul_(0.5)
 
 
-@pytest.mark.parametrize("change", [exchange, exchange_data, clamp, change_moments])
+@pytest.mark.parametrize(
+    "change",
+    [exchange, exchange_data, exchange_data_after_the_first_elements, clamp, change_moments],
+)
 def test_state_that_something_else_has_changed_is_not_copied(
     memory: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Training], None]
 ) -> None:
@@ -631,6 +642,84 @@ def test_state_that_something_else_has_changed_is_not_copied(
     assert ask(memory)
     assert "no copy of step 3 at the stop: something other than the optimizers" in caplog.text
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1000),
+        torch.zeros(20, 30).t(),
+        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.zeros(40, 20)[:, ::2],
+        torch.zeros(4, 1).expand(4, 100),
+        torch.zeros(3),
+    ],
+)
+def test_change_of_any_element_is_found_with_some_seed(tensor: torch.Tensor) -> None:
+    seeds = [count / 1000 for count in range(1000)]
+    before = [held_state.samples([tensor], seed) for seed in seeds]
+    for index in range(0, tensor.numel(), 7):
+        flat = tuple(int(at) for at in torch.unravel_index(torch.tensor(index), tensor.shape))
+        tensor.data[flat] = 1.0
+        assert any(
+            held_state.samples([tensor], seed) != found
+            for seed, found in zip(seeds, before, strict=True)
+        ), index
+        tensor.data[flat] = 0.0
+
+
+def test_tensors_share_the_samples_and_each_has_one() -> None:
+    tensors = [torch.zeros(1000), torch.zeros(0), torch.zeros(2), torch.zeros(1000)]
+    found = held_state.samples(tensors, 0.5)
+    blocks = held_state.BLOCKS // len(tensors)
+    assert [len(each) for each in found] == [4 + blocks * 64, 0, 8, 4 + blocks * 64]
+    many = held_state.samples([torch.zeros(1000)] * 1000, 0.5)
+    assert {len(each) for each in many} == {4 + 64}
+    freed = torch.zeros(1000)
+    freed.untyped_storage().resize_(0)
+    assert held_state.samples([freed], 0.5) == [b""]
+
+
+class GivesUp(Gang):
+    """Gang of two ranks, seen from rank 0; once `fails`, rank 1 has not written its last part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+        self.fails = False
+
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
+        other = content
+        if exchange is Exchange.PROPOSALS and self.fails:
+            (proposal,) = unpack_proposals([content])
+            other = proposal._replace(missing=Missing.MEMORY).packed()
+        return [memoryview(bytearray(each)) for each in (content, other)]
+
+
+@pytest.mark.parametrize("own", [(), (5,)])
+def test_state_of_the_step_that_gives_up_the_last_snapshot_follows_the_one_before(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[int, ...]
+) -> None:
+    gang = GivesUp()
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        if part.version.step < 6:  # a stop precedes the copy of step 6
+            real(self, part, body)
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    training = Training()
+    snapshots = started(training, every_steps=2, replicas=0)
+    steps(training, snapshots, 1, 4, *own)
+    gang.fails = True
+    steps(training, snapshots, 5, 6, *own)
+    assert ask(memory)
+    parts = MemoryBuffers(memory, 0).parts()
+    [last] = [each for each in parts if each.rank == SHARED and each.version.step == 6]
+    assert last.before == 2
+    assert sorted(each.version.step for each in parts if each.rank == SHARED) == [2, 6]
+    assert bool(own) == (last._replace(rank=0) in parts)
 
 
 @pytest.mark.parametrize("moment", ["_locked", "write"])
@@ -735,6 +824,22 @@ def test_regular_snapshot_keeps_its_own_parts_until_the_next_one(memory: Path) -
     snapshots.close()
     found = restored()
     assert (found.step, found.rank_state.tolist()) == (5, [0, 1, 2])
+
+
+@pytest.mark.parametrize("regular", [2, 3, 4, 5])
+def test_restore_of_a_copy_at_a_stop_keeps_the_own_state_of_the_snapshot_before_it(
+    memory: Path, regular: int
+) -> None:
+    """If a node is lost before its new copies are complete, that one is restored."""
+    training = Training()
+    snapshots = started(training, every_steps=2)
+    last = 2 * regular
+    steps(training, snapshots, 1, last + 1, torch.arange(3))
+    assert ask(memory)
+    assert restored().step == last + 1
+    for name in ("shared", "rank-0"):
+        parts = [part_files.held(path) for path in memory.glob(f"{name}.[01]")]
+        assert {part.version.step for part in parts if part} == {last, last + 1}
 
 
 def test_large_own_state_is_not_held(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
