@@ -474,11 +474,11 @@ def test_unsupported_command_is_started_cold(
     tmp_path: Path, argv: tuple[str, ...], words: str
 ) -> None:
     async def scenario(runtime: Warm) -> None:
-        await runtime.prepare(*argv)
-        assert not runtime.prepared.ready
-        assert words in runtime.prepared.reason
+        prepared = await runtime.prepare(*argv)
+        assert not prepared.ready
+        assert words in prepared.reason
         started, exited = await runtime.outcome(*argv)
-        assert (started.warm, started.cold_reason) == (False, runtime.prepared.reason)
+        assert (started.warm, started.cold_reason) == (False, prepared.reason)
         assert exited.exit_code == 0
 
     warm(tmp_path / "logs", scenario)
