@@ -72,7 +72,8 @@ class SettingsError(Exception):
 
 
 class Limits(NamedTuple):
-    """Limits of the zygote: time to import everything, and resident memory."""
+    """Limits of the zygote: processor time of all imports, which is also the maximum time without
+    any, and resident memory."""
 
     seconds: float = 60.0
     most_bytes: int = 4 << 30

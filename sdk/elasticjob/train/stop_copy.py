@@ -46,8 +46,9 @@ REQUEST = struct.Struct("<4sBI")
 milliseconds until it stops this worker in any case."""
 AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
 """Kinds of requests: copy now; copy after the next `save`; only wait for that."""
-REQUEST_SECONDS = 0.2
-"""Maximum wait for the request, which older launchers do not send."""
+REQUEST_SECONDS = 1.0
+"""Maximum wait for the request, which older launchers do not send: they wait twice as long for the
+answer. A launcher that sends one may have no processor between its connection and the request."""
 COPY_SECONDS = 10.0
 """Maximum duration of a copy, for which the launcher waits."""
 LONG_STEP_SECONDS = 0.2

@@ -235,7 +235,7 @@ def failure_text(failure: Failure) -> str:
 __all__ = ["step", "wake_at"]
 
 PREPARE_SECONDS = 75.0
-"""Maximum wait of a new node for its preloaded interpreter; the launcher gives up sooner."""
+"""Maximum wait of a new node for its preloaded interpreter, which may still be loading then."""
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:

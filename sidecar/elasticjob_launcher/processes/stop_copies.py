@@ -43,8 +43,9 @@ class StopCopies:
         local_ranks: workers to ask.
         done: called once no worker copies any more; not during this call, nor after `close`.
         limit: maximum seconds of the wait, at most `COPY_SECONDS`.
-        kind: kind of the request. No worker ends its step if one that listens, which may be behind
-            a shell or another wrapper, has a handler of SIGTERM: it gets the signal at once.
+        kind: kind of the request. `END_STEP` waits for no worker if a process that listens, which
+            may be behind a shell or another wrapper, has a handler of SIGTERM: it gets the signal
+            at once.
     """
 
     def __init__(
@@ -64,17 +65,30 @@ class StopCopies:
         self._links: dict[int, socket.socket] = {}
         self._timers: dict[int, Timer] = {}
         self._answered: set[int] = set()
-        found = {rank: _connected(folder, rank) for rank in local_ranks if folder}
-        links = {rank: link for rank, link in found.items() if link is not None}
-        skips = kind == END_STEP and any(map(_handles_sigterm, links.values()))
-        request = REQUEST.pack(MAGIC, kind, 0 if skips else int(limit * 1000))
-        for rank, link in links.items():
-            if _sent(link, request) and not skips:
-                self._links[rank] = link
-                loop.watch(link.fileno(), partial(self._received, rank))
-                self._end_after(rank, ANSWER_SECONDS)
-            else:
-                link.close()
+        self.handles_sigterm = False
+        """True if a process that listens for a worker has a handler of SIGTERM."""
+        for rank in local_ranks if folder else ():
+            self._ask(folder, rank, limit)
+        if kind != END_STEP:
+            self.handles_sigterm = any(map(_handles_sigterm, self._links.values()))
+        elif self.handles_sigterm:
+            self.close()
+
+    def _ask(self, folder: str, rank: int, limit: float) -> None:
+        """Connect and send the request at once: a worker that waits in vain for it copies."""
+        link = _connected(folder, rank)
+        if link is None:
+            return
+        if self.kind == END_STEP:
+            self.handles_sigterm = self.handles_sigterm or _handles_sigterm(link)
+        skips = self.kind == END_STEP and self.handles_sigterm
+        request = REQUEST.pack(MAGIC, self.kind, 0 if skips else int(limit * 1000))
+        if _sent(link, request) and not skips:
+            self._links[rank] = link
+            self._loop.watch(link.fileno(), partial(self._received, rank))
+            self._end_after(rank, ANSWER_SECONDS)
+        else:
+            link.close()
 
     @property
     def pending(self) -> bool:

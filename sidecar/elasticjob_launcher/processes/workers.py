@@ -208,7 +208,8 @@ class Workers:
             kind = COPY_AFTER_STEP if ends_step else AT_ONCE
             self._copy(current, grace_seconds, dump, kind)
         elif current.copies is not None and current.copies.pending:
-            awaits = ends_step and not _handles(current, signal.SIGTERM)
+            handles = current.copies.handles_sigterm or _handles(current, signal.SIGTERM)
+            awaits = ends_step and not handles
             kinds = {AT_ONCE: copies, COPY_AFTER_STEP: copies or awaits, END_STEP: ends_step}
             goes_on = kinds[current.copies.kind]
             self._shorten(current, current.copies, grace_seconds, dump, goes_on)

@@ -42,7 +42,7 @@ PRELOADING = "the standby is still preloading"
 MOST_STARTS = 4
 MOST_REFUSALS = 20
 REST_SECONDS = 600.0
-SETTLED_SECONDS = 60.0
+SETTLED_SECONDS = 60.0  # ready for longer than this, a zygote has not failed to start
 MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the recorded modules
 
 
@@ -116,7 +116,7 @@ class ZygoteManager:
         self._extensions_left = MOST_REFUSALS
         self._starts = 0
         self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
-        self._began = 0.0
+        self._began = self._ready_since = 0.0
         self._load_seconds = 0.0
         self._workers = 1
         self._state = ZygoteState.OFF
@@ -293,6 +293,7 @@ class ZygoteManager:
             self._give_up(excess)
             return
         self._state, self._reason = ZygoteState.READY, ""
+        self._ready_since = time.monotonic()
         self._go_on()
         self._on_settled(True, "")
 
@@ -382,7 +383,8 @@ class ZygoteManager:
             successor.end()
 
     def _again(self, reason: str) -> None:
-        if time.monotonic() - self._began > SETTLED_SECONDS:
+        since = self._ready_since if self._state == ZygoteState.READY else time.monotonic()
+        if time.monotonic() - since > SETTLED_SECONDS:
             self._starts, self._most_starts = 0, MOST_STARTS
         if self._starts < self._most_starts:
             self._start()

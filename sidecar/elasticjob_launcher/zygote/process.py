@@ -80,10 +80,18 @@ def _own_location() -> tuple[str, str]:
 
 
 CHECK_SECONDS = 0.25
+LONGEST_CHECK_SECONDS = 1.0
+"""Time between two checks that counts as one without work: the launcher may have been paused."""
+WALL_FACTOR = 10
+"""Maximum duration of all imports, in multiples of their processor time."""
 
 
 class ImportLimits:
-    """Time and memory limits of one process, enforced from `begin` to `end`."""
+    """Limits of one process from `begin` to `end`: processor time, time without any, memory.
+
+    Not the duration: on a machine whose processors are all in use the same imports take many times
+    as long, and another attempt would begin from nothing. It only has the bound `WALL_FACTOR`.
+    """
 
     def __init__(self, loop: Loop, limits: Limits) -> None:
         self._loop = loop
@@ -95,23 +103,23 @@ class ImportLimits:
     def begin(self, pid: int, doing: str, exceeded: Callable[[str, bool], None]) -> None:
         """Call `exceeded` once if a limit is exceeded while the process is `doing` something.
 
-        The arguments are the reason, and True if only the time limit was exceeded: another attempt
+        The arguments are the reason, and True if only a time limit was exceeded: another attempt
         may take less time.
         """
         self.end()
         self._pid, self.module = pid, ""
-        until = time.monotonic() + self._limits.seconds
+        work = Work(pid)
 
         def look() -> None:
-            left = until - time.monotonic()
+            work.look()
             large = self.too_large()
+            slow = work.excess(self._limits.seconds)
             if large:
                 exceeded(large, False)
-            elif left <= 0:
-                seconds = f"{self._limits.seconds:g} s"
-                exceeded(f"{doing} took longer than {seconds}{self._where()}", True)
+            elif slow:
+                exceeded(f"{doing} {slow}{self._where()}", True)
             else:
-                self._timer = self._loop.call_later(min(CHECK_SECONDS, left), look)
+                self._timer = self._loop.call_later(CHECK_SECONDS, look)
 
         look()
 
@@ -134,11 +142,49 @@ class ImportLimits:
         return f", importing {self.module}" if self.module else ""
 
 
+class Work:
+    """Processor time of a process from its construction on, and its time without any."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began = self._looked = time.monotonic()
+        self._before = processor_seconds(pid)
+        self._used = self._idle = 0.0
+
+    def look(self) -> None:
+        """Add the time since the last look. If the processor time is unknown, it is all of it."""
+        now, current = time.monotonic(), processor_seconds(self._pid)
+        passed, used = now - self._looked, now - self._looked
+        if current is not None and self._before is not None:
+            used = min(current - self._before, passed)  # threads side by side count once
+        self._idle = 0.0 if used > 0 else self._idle + min(passed, LONGEST_CHECK_SECONDS)
+        self._used += used
+        self._looked, self._before = now, current
+
+    def excess(self, limit: float) -> str:
+        """Return the limit that is exceeded, as the end of a sentence; empty if none is."""
+        if self._used >= limit:
+            return f"took longer than {limit:g} s of processor time"
+        if self._idle >= limit:
+            return f"used no processor for {limit:g} s"
+        if self._looked - self._began >= WALL_FACTOR * limit:
+            return f"took longer than {WALL_FACTOR * limit:g} s"
+        return ""
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return the processor time of all threads of a process; None if it cannot be read."""
+    try:
+        return sum(map(int, _stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+
+
 def activity(pid: int) -> int | None:
     """Return a number that grows while a process computes, reads, or loads pages of files; None if
     it cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        fields = _stat_fields(pid)
         faults, ticks = fields[7:10:2], fields[11:13]
         total = sum(map(int, (*faults, *ticks)))
     except (OSError, ValueError):
@@ -147,6 +193,10 @@ def activity(pid: int) -> int | None:
         return total + int(Path(f"/proc/{pid}/io").read_text("utf-8", "replace").split()[1])
     except (OSError, ValueError, IndexError):  # a process of another user
         return total
+
+
+def _stat_fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def _resident_bytes(pid: int) -> int:

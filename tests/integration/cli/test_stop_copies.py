@@ -27,7 +27,7 @@ from elasticjob import train
 
 steps, raises_at, marker = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path("raised")
 killed = [tuple(map(int, each.split(":"))) for each in sys.argv[3:]]  # step and rank of each
-awaited = pathlib.Path("awaited-step")  # there the ranks wait until the file is removed
+awaited = pathlib.Path("awaited-step")  # there the ranks wait until a later one is written
 torch.set_num_threads(1)
 torch.manual_seed(1)
 dist.init_process_group("gloo")
@@ -55,6 +55,12 @@ parallel = DistributedDataParallel(model)
 def state():
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
+def is_awaited():
+    try:
+        return step >= int(awaited.read_text())
+    except FileNotFoundError:
+        return False
+
 while step < steps:
     samples = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
     if step == raises_at and rank == world - 1 and not marker.exists():
@@ -75,7 +81,7 @@ while step < steps:
     dist.all_reduce(total)
     print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
     time.sleep(0.2)
-    while awaited.exists() and step >= int(awaited.read_text()):
+    while is_awaited():
         time.sleep(0.05)
 """
 STEPS = 18
@@ -117,14 +123,24 @@ def losses(rig: LocalRig, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
     return undisturbed(rig, tmp_path_factory)
 
 
+def await_fault(awaited: Path, faults: list[tuple[str, int]], done: int) -> None:
+    """Let the ranks wait at the step of the next fault of a node; at none if there is no such."""
+    left = (n for n, (kind, _) in enumerate(faults) if n >= done and kind != "worker")
+    number = next(left, None)
+    if number is None:
+        awaited.unlink(missing_ok=True)
+        return
+    complete = awaited.with_suffix(".new")  # the ranks read at any time
+    complete.write_text(str((number + 1) * STEPS_BETWEEN))
+    complete.replace(awaited)
+
+
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
     """Return the output of a run with a fault of a rank after every few steps.
 
     The ranks wait for a fault of a node, which may be slow to request.
     """
-    awaited = rig.job / "awaited-step"
-    if any(kind != "worker" for kind, _ in faults):
-        awaited.write_text(str(STEPS_BETWEEN))
+    await_fault(rig.job / "awaited-step", faults, 0)
     runner = rig.start(path, "--plain", "--logs")
     assert runner.stdout is not None
     output, done = "", 0
@@ -135,7 +151,7 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
             kind, rank = faults[done]
             if kind != "worker":
                 assert rig.call("fault", kind, name, f"{name}-{rank}").returncode == 0
-                awaited.unlink()
+                await_fault(rig.job / "awaited-step", faults, done + 1)
             else:
                 pids = [
                     int(each.name.partition("-")[2])

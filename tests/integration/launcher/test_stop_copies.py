@@ -318,10 +318,11 @@ IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LIS
 def test_further_stop_extends_no_grace_period(
     start_launcher: StartLauncher, tmp_path: Path, first: dict[str, Any], further: dict[str, Any]
 ) -> None:
-    async def twice(runtime: Any, _: list[int]) -> None:
+    async def twice(runtime: Any, pids: list[int]) -> None:
         await runtime.stop(1, 4.0, **first)
         if first.get("copies", True) or first.get("ends_step"):
-            await soon(lambda: (tmp_path / "asked-0").exists())
+            # A worker without a processor may be killed before it accepts the request.
+            await soon(lambda: (tmp_path / "asked-0").exists() or not alive(pids[0]))
         await runtime.stop(1, LONG_GRACE_SECONDS, **further)
 
     workers = [worker(tmp_path, 0, IGNORES, answers(LONG_MS, 1000))]
@@ -398,6 +399,25 @@ def test_handler_behind_a_shell_gets_its_whole_grace_period(
     run(start_launcher, tmp_path, [behind], leave)
     assert not (tmp_path / "EJSC-2-30000").exists()
     assert not list(tmp_path.glob("EJSC-2-[1-9]*"))
+
+
+@pytest.mark.parametrize("line", ["exec", ""])
+def test_handler_gets_its_grace_period_also_if_the_node_leaves_during_a_planned_stop(
+    patient_launcher: StartLauncher, tmp_path: Path, line: str
+) -> None:
+    """The handler may be that of the worker itself or of a process behind a shell."""
+
+    async def leaving(runtime: Any, _: list[int]) -> None:
+        await runtime.stop(1, LONG_GRACE_SECONDS, ends_step=True)
+        await soon(lambda: (tmp_path / "asked-0").exists())
+        await runtime.stop(1, LONG_GRACE_SECONDS, copies=False, ends_step=True)
+        await soon(lambda: any(tmp_path.glob("terminated*")))
+
+    behind = worker(tmp_path, 0, HANDLES, answers(LONG_MS, 1000))
+    run(
+        patient_launcher, tmp_path, [("bash", "-c", f'{line} "$@"; exit $?', "-", *behind)], leaving
+    )
+    assert not (tmp_path / "copied-0").exists()
 
 
 def test_stop_without_grace_period_ends_a_graceful_one_during_a_copy(

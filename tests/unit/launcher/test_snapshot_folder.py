@@ -98,6 +98,9 @@ def test_launcher_and_library_agree_on_the_requests_for_copies() -> None:
     for name in ("SOCKET", "MAGIC", "COPY_SECONDS"):
         assert getattr(stop_copies, name) == getattr(stop_copy, name)
     assert stop_copies.ANSWER.format == stop_copy.ANSWER.format
+    # The answer to a launcher without a request comes in time, and the request to a worker as well
+    # if the launcher has no processor for a moment.
+    assert 0.5 <= stop_copy.REQUEST_SECONDS <= stop_copies.ANSWER_SECONDS / 2
     assert snapshot_folder.SHARED_MEMORY == supervisor.SHARED_MEMORY
 
 

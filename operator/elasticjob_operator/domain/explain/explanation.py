@@ -272,15 +272,34 @@ def _remedies(reasons: list[Blocker]) -> Iterator[str]:
 
 def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     status, current = job.status, _current(job.status)
-    nodes, wanted = current.nodes, status.wanted_nodes
     where = f"round {current.round}, {counted(current.world_size, 'worker')}"
-    seated = frozenset(member.pod for member in status.members if member.rank is not None)
+    waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
+    seated = _seated(status)
     if not seated and current.state is RendezvousState.FINAL:
         yield from _unregistered(status, pods, where)
-        yield from _beside_the_size(job)
-        return
-    waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
-    reasons = find_blockers(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
+    else:
+        yield from _training(status, pods, where, seated | frozenset(waiting))
+    if waiting:
+        yield _standby(job, waiting)
+    yield from _beside_the_size(job)
+    done = [member.pod for member in status.members if member.state == "done"]
+    if done:
+        yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
+
+
+def _seated(status: Status) -> frozenset[str]:
+    """Return the pods in the round: if no rank is known, those that have or had its workers."""
+    ranked = frozenset(member.pod for member in status.members if member.rank is not None)
+    states = ("running", "stopping", "done")
+    return ranked or frozenset(m.pod for m in status.members if m.state in states)
+
+
+def _training(
+    status: Status, pods: list[Pod], where: str, present: frozenset[str]
+) -> Iterator[str]:
+    """Yield the size of the round, and the reasons for missing nodes with their remedies."""
+    nodes, wanted = _current(status).nodes, status.wanted_nodes
+    reasons = find_blockers(status, pods, present) if nodes < wanted else []
     if nodes >= wanted:
         extra = f", one of which is surplus: {wanted} are wanted" if nodes == wanted + 1 else ""
         if nodes > wanted + 1:
@@ -292,12 +311,6 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         text = f"Training on {nodes} of {counted(wanted, 'node')} ({where})"
         yield text + (f" because {clauses}" if clauses else "")
     yield from _remedies(reasons)
-    if waiting:
-        yield _standby(job, waiting)
-    yield from _beside_the_size(job)
-    done = [member.pod for member in status.members if member.state == "done"]
-    if done:
-        yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
 
 
 def _unregistered(status: Status, pods: list[Pod], where: str) -> Iterator[str]:

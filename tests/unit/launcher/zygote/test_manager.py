@@ -20,6 +20,7 @@ from elasticjob_launcher.zygote.manager import (
     MOST_REFUSALS,
     MOST_STARTS,
     REST_SECONDS,
+    SETTLED_SECONDS,
     STALLED_SECONDS,
     ZygoteManager,
     wait_seconds,
@@ -366,6 +367,39 @@ def test_workers_start_cold_at_once_if_the_zygote_they_wait_for_begins_again(
     assert zygote.reason == ""
     loop.due(12.0)[-1].action()  # the maximum wait, which nobody waits for any more
     assert len(gone) == 1
+
+
+def test_attempts_that_fail_after_a_long_load_are_given_up(
+    zygote: ZygoteManager, clock: list[float], settled: list[tuple[bool, str]]
+) -> None:
+    for number in range(MOST_STARTS):
+        assert not settled
+        clock[0] += 2 * SETTLED_SECONDS
+        if number % 2:
+            Process.made[-1].dies("it ended")
+        else:
+            refused = {"package": "it reads RANK"}
+            Process.made[-1].says({"is": "unfit", "refused": refused, "reason": ""})
+    assert not settled, "the first refusal allowed one more"
+    clock[0] += 2 * SETTLED_SECONDS
+    Process.made[-1].dies("it ended")
+    assert settled == [(False, f"given up after {MOST_STARTS + 1} standbys: it ended")]
+
+
+@pytest.mark.parametrize(
+    ("ready_seconds", "starts"), [(1.0, MOST_STARTS), (SETTLED_SECONDS + 1, 11)]
+)
+def test_only_a_zygote_that_was_ready_for_a_while_is_replaced_without_limit(
+    zygote: ZygoteManager, clock: list[float], ready_seconds: float, starts: int
+) -> None:
+    for _ in range(10):
+        clock[0] += 2 * SETTLED_SECONDS
+        Process.made[-1].says({"is": "ready"})
+        clock[0] += ready_seconds
+        Process.made[-1].dies("it ended")
+        if zygote.settled:
+            break
+    assert len(Process.made) == starts
 
 
 def test_activity_grows_while_a_process_computes() -> None:

@@ -308,6 +308,31 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "within half a minute if that lasts: the sidecars are gone, or have too little processor "
         "time or no network.",
     ),
+    "only a waiting one registered": (
+        observed(
+            *running(6),
+            view=replace(trained(), members=(member("job-5", "waiting"),), waiting=1),
+        ),
+        {},
+        "Its 5 nodes are not registered at present (round 1, 5 workers), and the workers end "
+        "within half a minute if that lasts: the sidecars are gone, or have too little processor "
+        "time or no network. job-5 stands by: the job has the wanted number of nodes.",
+    ),
+    "without a roster": (
+        observed(*running(5), view=trained(ranks={})),
+        {},
+        "Training on all 5 nodes (round 1, 5 workers).",
+    ),
+    "without a roster, one of them done": (
+        observed(
+            *running(2),
+            view=final_round(
+                2, ranks={}, members=(member("job-0", "stopping"), member("job-1", "done"))
+            ),
+        ),
+        {"maxNodes": 2},
+        "Training on all 2 nodes (round 1, 2 workers). job-1 has finished, the others not yet.",
+    ),
     "the only one": (
         observed(*running(1), view=final_round(1)),
         {"minNodes": 1, "maxNodes": 1},
