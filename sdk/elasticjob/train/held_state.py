@@ -139,9 +139,7 @@ class Sources:
     def _marked(self) -> tuple[list[int], list[bytes]]:
         versions = [each._version for each in self._parameters + self._states]
         found = samples(self._parameters, self._seed)
-        if not all(found) and any(
-            each.nbytes for each, sample in zip(self._parameters, found) if not sample
-        ):
+        if not all(found) and any(each.nbytes and not _is_here(each) for each in self._parameters):
             raise NotHeld
         return versions, found
 
@@ -158,32 +156,35 @@ def new_seed() -> float:
 def samples(tensors: Sequence[torch.Tensor], seed: float) -> list[bytes]:
     """Return samples of tensors in CPU memory; empty for others, and for those without memory.
 
-    Each has the first element and blocks at places that the seed selects. A change that leaves all
-    of them alone is not found; the next seed selects other places.
+    They are blocks of `BLOCK_BYTES` at places that the seed selects, of at least one for each
+    tensor, or the whole of a smaller one. A change that leaves all of them alone is not found; the
+    next seed selects other places.
     """
-    blocks = max(1, BLOCKS // max(1, len(tensors)))
+    blocks = range(max(1, BLOCKS // max(1, len(tensors))))
+    read = ctypes.string_at
     found = []
     for tensor in tensors:
         size = tensor.nbytes
         # To read at 0, as of a storage that was resized to nothing, would end the process.
-        address = tensor.data_ptr() if size and tensor.device.type == "cpu" else 0
+        address = tensor.data_ptr() if size and tensor.is_cpu else 0
         if not address:
             found.append(b"")
-        elif size <= BLOCK_BYTES and tensor.is_contiguous():
-            found.append(ctypes.string_at(address, size))
-        else:
-            parts = [ctypes.string_at(address, tensor.itemsize)]
-            is_contiguous = tensor.is_contiguous()
-            for _ in range(blocks):
+        elif not tensor.is_contiguous():
+            for _ in blocks:
                 seed = (seed + _GOLDEN) % 1.0
-                if is_contiguous:
-                    at = int(seed * (size - BLOCK_BYTES))
-                    parts.append(ctypes.string_at(address + at, BLOCK_BYTES))
-                else:
-                    at = _offset(tensor, seed) * tensor.itemsize
-                    parts.append(ctypes.string_at(address + at, tensor.itemsize))
-            found.append(b"".join(parts))
+                at = _offset(tensor, seed) * tensor.itemsize
+                found.append(read(address + at, tensor.itemsize))
+        elif size <= BLOCK_BYTES:
+            found.append(read(address, size))
+        else:
+            for _ in blocks:
+                seed = (seed + _GOLDEN) % 1.0
+                found.append(read(address + int(seed * (size - BLOCK_BYTES + 1)), BLOCK_BYTES))
     return found
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.data_ptr() != 0
 
 
 def _offset(tensor: torch.Tensor, seed: float) -> int:

@@ -671,10 +671,10 @@ def test_change_of_any_element_is_found_with_some_seed(tensor: torch.Tensor) -> 
 def test_tensors_share_the_samples_and_each_has_one() -> None:
     tensors = [torch.zeros(1000), torch.zeros(0), torch.zeros(2), torch.zeros(1000)]
     found = held_state.samples(tensors, 0.5)
-    blocks = held_state.BLOCKS // len(tensors)
-    assert [len(each) for each in found] == [4 + blocks * 64, 0, 8, 4 + blocks * 64]
+    blocks = [held_state.BLOCK_BYTES] * (held_state.BLOCKS // len(tensors))
+    assert [len(each) for each in found] == [*blocks, 0, 8, *blocks]
     many = held_state.samples([torch.zeros(1000)] * 1000, 0.5)
-    assert {len(each) for each in many} == {4 + 64}
+    assert [len(each) for each in many] == [held_state.BLOCK_BYTES] * 1000
     freed = torch.zeros(1000)
     freed.untyped_storage().resize_(0)
     assert held_state.samples([freed], 0.5) == [b""]
@@ -764,6 +764,7 @@ class OnDevice(torch.nn.Parameter):
     """Parameter with the device of a GPU."""
 
     device = property(lambda _: torch.device("cuda"))
+    is_cpu = property(lambda _: False)
 
 
 def test_parameters_on_a_device_are_neither_read_nor_held(
