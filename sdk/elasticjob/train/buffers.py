@@ -70,6 +70,13 @@ class NoRoom(OSError):
         self.needed = needed
 
 
+class LockRefused(OSError):
+    """Lock of the shared part that another worker of this node does not free."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EBUSY, "another worker of this node does not end its copy")
+
+
 class MemoryBuffers:
     """Buffers of a node in a folder in memory.
 
@@ -114,7 +121,7 @@ class MemoryBuffers:
         with self._locked(0.0 if self.is_refused else _LOCK_SECONDS) as is_locked:
             self.is_refused = is_locked is False
             if self.is_refused:  # without any locks there are no copies at a stop
-                raise OSError(errno.EBUSY, "another worker of this node does not end its copy")
+                raise LockRefused
             if buffer_at_stop(self._shared(), part, part.version) is not None:
                 self.seed(part, body)
 

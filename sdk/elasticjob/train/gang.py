@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import functools
 import logging
+import os
+import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.agreement import STORAGE, Part, Plan, SnapshotError
 from elasticjob.train.exchange import (
@@ -40,6 +43,8 @@ PATIENCE = datetime.timedelta(seconds=60)
 """Wait for the other ranks after which a rank warns, once in a round."""
 STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
+ENDED = "ended its process"
+"""What a rank has done that makes no further call because of the end of its process."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _UNKNOWN = -1
@@ -73,6 +78,7 @@ class Gang:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._channel = _channel()
+            _requests.start()
 
     def begins(self, number: int) -> None:
         """Take the number on which the ranks have agreed."""
@@ -87,7 +93,7 @@ class Gang:
         """Record for the other ranks that this one makes no further call, without a wait for them.
 
         Args:
-            call: what it has done instead, such as "called close()".
+            call: what it has done instead, such as "called close()", or `ENDED`.
         """
         if not self._has_ended:
             self._ends += 1
@@ -101,44 +107,52 @@ class Gang:
 
     def _note(self, text: str) -> None:
         if self.size > 1:
-            # No exchange, and no connection of the process group, may be left.
-            with contextlib.suppress(RuntimeError, ValueError):
-                _store().set(self._key(self.rank), text)
+            _requests.make(functools.partial(self._set_note, text))
 
-    def _key(self, rank: int) -> str:
-        return f"elasticjob-snapshots/{self.number:x}/{rank}"
+    def _set_note(self, text: str) -> None:
+        store = _store()
+        store.set(self._key(self.rank), text)
+        if text:
+            store.add(self._key("count"), 1)
 
-    def _ended(self, *, is_lost: bool) -> str:
-        """Return a rank that makes no further call, with its last one; empty for none.
+    def _key(self, name: object) -> str:
+        return f"elasticjob-snapshots/{self.number:x}/{name}"
+
+    def _ended(self, *, is_lost: bool) -> _Ended | None:
+        """Return a rank that makes no further call, with its last one; None if none is known.
 
         A rank that has ended as often as this one may only be slower with the next call.
 
         Args:
             is_lost: True if a connection is lost: then that rank is not slower.
         """
-        found = [""]
+        found: list[_Ended] = []
 
         def read() -> None:
-            with contextlib.suppress(RuntimeError, ValueError):
-                store = _store()
-                for rank in range(self.size):
-                    key = self._key(rank)
-                    text = bytes(store.get(key)).decode() if store.check([key]) else ""
-                    count, _, call = text.partition(" ")
-                    if count and (is_lost or int(count) > self._ends) and rank != self.rank:
-                        found[0] = f"rank {rank} has {call}"
-                        return
+            store = _store()
+            # Without any note, as at nearly each fault, this is the only request.
+            for rank in range(self.size) if store.check([self._key("count")]) else ():
+                key = self._key(rank)
+                text = bytes(store.get(key)).decode() if store.check([key]) else ""
+                count, _, call = text.partition(" ")
+                if count and (is_lost or int(count) > self._ends) and rank != self.rank:
+                    found.append(_Ended(rank, call))
+                    return
 
-        reader = threading.Thread(target=read, name="elasticjob-snapshot-calls", daemon=True)
-        reader.start()
-        reader.join(STORE_SECONDS)
-        return found[0]
+        if not _requests.is_busy:
+            _requests.make(read)
+        return found[0] if found else None
 
     def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
         """Return the content of every rank, by rank. Raises SnapshotError if their calls differ."""
         if self.size == 1:
             return [memoryview(bytearray(content))]
         channel = self._channel
+        if channel.unfinished:
+            raise SnapshotError(
+                f"rank {self.rank} has called {text_of(self._call, self._step)}, but its exchange "
+                f"with the other ranks in {channel.unfinished} did not end: restart the workers"
+            )
         if not channel.protocol:
             channel.protocol = common_protocol(self._all_gathered(pack_first(OURS)))
         mine = Header(self._call, exchange, len(content), self._step)
@@ -182,6 +196,7 @@ class Gang:
                     break
             if ended := self._ended(is_lost=False):
                 _leak(self._channel.group)
+                self._channel.unfinished = text_of(self._call, self._step)
                 raise SnapshotError(self._apart(ended))
             if not self._has_warned:
                 self._has_warned = True
@@ -203,9 +218,11 @@ class Gang:
                 raise
             raise SnapshotError(f"{self._apart(ended)} ({error})") from error
 
-    def _apart(self, ended: str) -> str:
+    def _apart(self, ended: _Ended) -> str:
         mine = f"rank {self.rank} has called {text_of(self._call, self._step)}"
-        return f"{ended}, and {mine}: {SAME_CALLS}"
+        # A process may have ended with an error that is in its output alone.
+        remedy = f"see the output of rank {ended.rank}" if ended.call == ENDED else SAME_CALLS
+        return f"rank {ended.rank} has {ended.call}, and {mine}: {remedy}"
 
     def broadcast(self, body: Body | None, source: int) -> Body:
         """Return the body of rank `source`, which sends it from the memory that it is in."""
@@ -287,11 +304,14 @@ class _Channel:
 
     Attributes:
         protocol: protocol of all ranks; 0 until they have agreed on one.
+        unfinished: call whose exchange was given up; empty without one. The next exchange would
+            receive its records.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.protocol = 0
+        self.unfinished = ""
 
 
 _channels: weakref.WeakKeyDictionary[dist.ProcessGroup, _Channel] = weakref.WeakKeyDictionary()
@@ -310,6 +330,62 @@ def _channel() -> _Channel:
         group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         found = _channels[world] = _Channel(group)
     return found
+
+
+class _Ended(NamedTuple):
+    """Rank that makes no further call, and what it has done instead."""
+
+    rank: int
+    call: str
+
+
+class _Requests:
+    """Requests to the store, made one after another by a thread of this process.
+
+    If the host of the store does not answer, a request may not end, and each later one of any
+    thread waits for it. The end of the process must not, and cannot start a thread any more.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0  # in a fork there is no thread
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]
+        self._last = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread, once in this process."""
+        if self._pid != os.getpid():
+            self._pid, self._waiting = os.getpid(), queue.SimpleQueue()
+            self._last.set()
+            threading.Thread(
+                target=self._run, name="elasticjob-snapshot-calls", daemon=True
+            ).start()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an earlier request has not ended."""
+        return not self._last.is_set()
+
+    def make(self, request: Callable[[], None]) -> None:
+        """Make a request after those before it; wait for its end at most `STORE_SECONDS`."""
+        if self._pid != os.getpid():
+            return
+        # Without an answer to an earlier request there is none to this one in time.
+        seconds = 0.0 if self.is_busy else STORE_SECONDS
+        self._last = threading.Event()
+        self._waiting.put((request, self._last))
+        self._last.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            request, is_made = self._waiting.get()
+            # No exchange, and no connection or function of the process group, may be left.
+            with contextlib.suppress(Exception):
+                request()
+            del request  # with the gang, and its group
+            is_made.set()
+
+
+_requests = _Requests()
 
 
 def _store() -> dist.Store:

@@ -22,7 +22,7 @@ COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
 BLOCK_BYTES = 64
 BLOCKS = 32
-"""Minimum number of sampled blocks of all tensors together; one of each at least."""
+"""Maximum number of sampled blocks of all tensors together."""
 _GOLDEN = 0.6180339887498949
 """Distance of the places of two samples, which so spread over all places."""
 _IMMUTABLE = (int, float, bool, str, bytes, type(None))
@@ -139,7 +139,7 @@ class Sources:
     def _marked(self) -> tuple[list[int], list[bytes]]:
         versions = [each._version for each in self._parameters + self._states]
         found = samples(self._parameters, self._seed)
-        if not all(found) and any(each.nbytes and not _is_here(each) for each in self._parameters):
+        if not all(found) and any(each.nbytes and not _address(each) for each in self._parameters):
             raise NotHeld
         return versions, found
 
@@ -156,35 +156,48 @@ def new_seed() -> float:
 def samples(tensors: Sequence[torch.Tensor], seed: float) -> list[bytes]:
     """Return samples of tensors in CPU memory; empty for others, and for those without memory.
 
-    They are blocks of `BLOCK_BYTES` at places that the seed selects, of at least one for each
-    tensor, or the whole of a smaller one. A change that leaves all of them alone is not found; the
-    next seed selects other places.
+    They are the first element of each tensor, then blocks of `BLOCK_BYTES`, or the whole of a
+    smaller tensor. The seed selects their places, and if there are more than `BLOCKS` tensors,
+    those that have one. A change that leaves all of them alone is not found; the next seed selects
+    others.
     """
-    blocks = range(max(1, BLOCKS // max(1, len(tensors))))
-    read = ctypes.string_at
     found = []
     for tensor in tensors:
-        size = tensor.nbytes
-        # To read at 0, as of a storage that was resized to nothing, would end the process.
-        address = tensor.data_ptr() if size and tensor.is_cpu else 0
-        if not address:
-            found.append(b"")
-        elif not tensor.is_contiguous():
-            for _ in blocks:
-                seed = (seed + _GOLDEN) % 1.0
-                at = _offset(tensor, seed) * tensor.itemsize
-                found.append(read(address + at, tensor.itemsize))
-        elif size <= BLOCK_BYTES:
-            found.append(read(address, size))
-        else:
-            for _ in blocks:
-                seed = (seed + _GOLDEN) % 1.0
-                found.append(read(address + int(seed * (size - BLOCK_BYTES + 1)), BLOCK_BYTES))
+        address = _address(tensor)
+        found.append(ctypes.string_at(address, tensor.itemsize) if address else b"")
+    is_drawn = len(tensors) > BLOCKS
+    drawn = random.Random(seed).choices(tensors, k=BLOCKS) if is_drawn else tensors
+    count = BLOCKS // max(1, len(drawn))
+    for tensor in drawn:
+        found += _blocks(tensor, seed, count)
+        seed += count * _GOLDEN
     return found
 
 
-def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.data_ptr() != 0
+def _address(tensor: torch.Tensor) -> int:
+    """Return the place of a tensor in CPU memory; 0 for others, and for those without memory.
+
+    To read at 0, as of a storage that was resized to nothing, would end the process.
+    """
+    return tensor.data_ptr() if tensor.is_cpu and tensor.nbytes else 0
+
+
+def _blocks(tensor: torch.Tensor, seed: float, count: int) -> list[bytes]:
+    """Return blocks of a tensor; elements of it if it is not dense in memory."""
+    address, size, width = _address(tensor), tensor.nbytes, BLOCK_BYTES
+    if not address:
+        return []
+    places = [(seed + each * _GOLDEN) % 1.0 for each in range(count)]
+    if not tensor.is_contiguous():
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+        if last + 1 != tensor.numel():
+            item = tensor.itemsize
+            starts = [address + _offset(tensor, place) * item for place in places]
+            return [ctypes.string_at(start, item) for start in starts]
+    if size <= width:
+        return [ctypes.string_at(address, size)]
+    left = size - width + 1
+    return [ctypes.string_at(address + int(place * left), width) for place in places]
 
 
 def _offset(tensor: torch.Tensor, seed: float) -> int:

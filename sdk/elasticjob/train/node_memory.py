@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticjob import layout
-from elasticjob.train.buffers import BUFFERS, MemoryBuffers, NoRoom
+from elasticjob.train.buffers import BUFFERS, LockRefused, MemoryBuffers, NoRoom
 from elasticjob.train.job import Reached, reached_on, refused_memory
 from elasticjob.train.part_files import Body
 
@@ -101,17 +101,17 @@ class NodeMemory:
         was_refused = buffers.is_refused
         try:
             write(part, body)
+        except LockRefused as error:
+            if not was_refused:
+                log.warning(
+                    "no snapshot of step %d in the memory of this node: %s: %s. The last one "
+                    "remains, until the other worker has ended",
+                    part.version.step,
+                    buffers.folder,
+                    error.strerror,
+                )
+            return False
         except OSError as error:
-            if error.errno == errno.EBUSY:
-                if not was_refused:
-                    log.warning(
-                        "no snapshot of step %d in the memory of this node: %s: %s. The last one "
-                        "remains, until the other worker has ended",
-                        part.version.step,
-                        buffers.folder,
-                        error.strerror,
-                    )
-                return False
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
             trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size

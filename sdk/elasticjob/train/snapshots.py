@@ -45,7 +45,7 @@ from elasticjob.train.exchange import (
     unpack_proposals,
 )
 from elasticjob.train.exclusive import Claim
-from elasticjob.train.gang import Gang, exchanged
+from elasticjob.train.gang import ENDED, Gang, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
@@ -463,7 +463,7 @@ class Snapshots:
 
     def _rename(self, stop: StopCopy, gang: Gang, step: int, rank_state: Any) -> None:
         """Give the state of this step, which is held, the version before that all ranks have."""
-        own = None if rank_state is None else (gang.rank, _value(rank_state))
+        own = None if rank_state is None else (gang.rank, rank_state)  # as it was held
         ranks = 0 if own is None else gang.size
         part = Part(Version(step, gang.number), SHARED, ranks, self._newest.step)
         stop.rename(part, self._newest, own)
@@ -589,12 +589,11 @@ class Snapshots:
         finally:
             if replicates and not is_committed and self._replication is not None:
                 self._replication.give_up()
-        has_memory = is_committed and self._memory.buffers is not None
-        if has_memory:  # also on a rank without parts
+        if is_committed:  # also on a rank without parts, or without memory
             self._missing &= ~Missing.MEMORY
         if replicates and is_committed:
             self._replicate([part for part, _ in parts])
-        if has_memory:
+        if is_committed and self._memory.buffers is not None:
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         self._store.write(stored)
         self._missing = Missing(0) if is_committed else Missing.MEMORY
@@ -707,7 +706,7 @@ def _finish(
     """
     snapshots = owner()
     if snapshots is not None:
-        snapshots._record_end("ended its process")
+        snapshots._record_end(ENDED)
     copies, writes = None if overlap is None else overlap(), store()
     stops = None if stop is None else stop()
     if copies is not None:

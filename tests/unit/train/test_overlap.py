@@ -259,7 +259,7 @@ def test_snapshot_for_storage_that_is_given_up_is_followed_by_another(
     real = getattr(owner, name)
     if place == "storage alone":
         monkeypatch.delenv(layout.SNAPSHOT_FOLDER)
-    in_memory = due if place == "storage" else due - 1
+    in_memory = due - 1 if place == "memory" else due  # or nowhere: storage alone lacks the step
 
     def change_first(self: Any, first: Any, *others: Body) -> None:
         part = first if isinstance(first, Part) else first[0][0]
@@ -281,7 +281,7 @@ def test_snapshot_for_storage_that_is_given_up_is_followed_by_another(
     snapshots.close()
     stored = StorageFolder(storage).scan().parts
     assert {(part.version.step, part.before) for part in stored} == {(due + 1, in_memory)}
-    where = "in storage " if place == "storage" else ""
+    where = "" if place == "memory" else "in storage "
     assert f"no snapshot {where}of step {due}: something other than" in caplog.text
 
 

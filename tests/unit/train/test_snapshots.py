@@ -339,17 +339,22 @@ def test_snapshot_after_a_damaged_one_in_storage_is_restored(tmp_path: Path) -> 
         assert restored(tmp_path) == (step, "storage")
 
 
-def test_full_memory_leaves_storage(
+@pytest.mark.parametrize(
+    ("number", "named"), [(errno.ENOSPC, "enlarge /dev/shm"), (errno.EBUSY, "no more snapshots")]
+)
+def test_memory_that_cannot_be_written_leaves_storage(
     memory: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    number: int,
+    named: str,
 ) -> None:
     real = os.posix_fallocate
 
     def full(fd: int, offset: int, size: int) -> None:
         if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(memory):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
         real(fd, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -360,7 +365,7 @@ def test_full_memory_leaves_storage(
     snapshots.close()
     (line,) = [each.getMessage() for each in caplog.records]
     assert str(memory) in line
-    assert "enlarge /dev/shm" in line
+    assert named in line
     assert restored(tmp_path / "storage") == (2, "storage")
 
 

@@ -668,16 +668,34 @@ def test_change_of_any_element_is_found_with_some_seed(tensor: torch.Tensor) -> 
         tensor.data[flat] = 0.0
 
 
-def test_tensors_share_the_samples_and_each_has_one() -> None:
+def test_tensors_share_the_blocks_and_each_has_its_first_element() -> None:
     tensors = [torch.zeros(1000), torch.zeros(0), torch.zeros(2), torch.zeros(1000)]
-    found = held_state.samples(tensors, 0.5)
+    found = [len(each) for each in held_state.samples(tensors, 0.5)]
     blocks = [held_state.BLOCK_BYTES] * (held_state.BLOCKS // len(tensors))
-    assert [len(each) for each in found] == [*blocks, 0, 8, *blocks]
-    many = held_state.samples([torch.zeros(1000)] * 1000, 0.5)
-    assert [len(each) for each in many] == [held_state.BLOCK_BYTES] * 1000
+    assert found == [4, 0, 4, 4, *blocks, 8, *blocks]
     freed = torch.zeros(1000)
     freed.untyped_storage().resize_(0)
-    assert held_state.samples([freed], 0.5) == [b""]
+    assert not any(held_state.samples([freed], 0.5))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_marks_of_many_tensors_have_as_many_blocks_as_those_of_few(
+    memory_format: torch.memory_format,
+) -> None:
+    """They are taken in each step, of hundreds of tensors."""
+    kind, many = {"memory_format": memory_format}, 1000
+    tensors = [torch.zeros(4, 16, 3, 3).to(**kind) for _ in range(many)]
+    found = [len(each) for each in held_state.samples(tensors, 0.5)]
+    assert found == [4] * many + [held_state.BLOCK_BYTES] * held_state.BLOCKS
+    before = held_state.samples(tensors, 0.5)
+    for tensor in tensors:
+        tensor.data[1:] = 1.0  # not its first element
+    assert held_state.samples(tensors, 0.5) != before
+    seeds = [count / 1000 for count in range(1000)]
+    before = [held_state.samples(tensors, seed) for seed in seeds[::10]]
+    tensors[many // 2].data[1:] = 2.0
+    found = [held_state.samples(tensors, seed) for seed in seeds[::10]]
+    assert sum(one != other for one, other in zip(found, before, strict=True)) in range(1, 100)
 
 
 class GivesUp(Gang):
@@ -720,6 +738,24 @@ def test_state_of_the_step_that_gives_up_the_last_snapshot_follows_the_one_befor
     assert last.before == 2
     assert sorted(each.version.step for each in parts if each.rank == SHARED) == [2, 6]
     assert bool(own) == (last._replace(rank=0) in parts)
+
+
+def test_rank_that_holds_nothing_gives_up_a_snapshot_without_another_call_for_its_state(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = GivesUp()
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    training = Training()
+    snapshots = started(training, every_steps=2, replicas=0)
+    steps(training, snapshots, 1, 4, lambda: 5)
+    stop, calls = snapshots._stop, []
+    assert stop is not None
+    stop.agreed(False)
+    gang.fails = True
+    steps(training, snapshots, 5, 6, lambda: calls.append("called"))
+    assert snapshots._newest.step == 6
+    assert snapshots._before.step == 2
+    assert calls == ["called"]
 
 
 @pytest.mark.parametrize("moment", ["_locked", "write"])
