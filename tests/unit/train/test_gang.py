@@ -75,9 +75,7 @@ def test_end_does_not_wait_for_a_store_without_an_answer(
     until(lambda: store.requests == ["set", "add"] * 2)
 
 
-def test_end_of_the_process_starts_no_thread(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_the_process_starts_no_thread(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newer interpreters cannot start one then."""
 
     def refuse(*_: object, **__: object) -> None:
