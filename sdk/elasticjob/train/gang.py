@@ -44,7 +44,7 @@ PATIENCE = datetime.timedelta(seconds=60)
 STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
 ENDED = "ended its process"
-"""What a rank has done that makes no further call because of the end of its process."""
+"""Note of a rank that makes no further call because of the end of its process."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _UNKNOWN = -1
