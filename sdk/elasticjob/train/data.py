@@ -102,11 +102,11 @@ class ElasticSampler:
         return self.moving(self.begin())
 
     def begin(self) -> Ahead:
-        """Begin an iteration, in the next epoch if the last one has consumed all steps of this one.
+        """Begin an iteration. If no step of this epoch is left, move to the next epoch before.
 
-        A loop of `len` steps does not ask for another one after the last, so it does not learn that
-        the epoch has ended. The first iteration after `load_state_dict` stays in its epoch, as the
-        code that follows the last step of an epoch may not have run.
+        A loop of `len` steps does not ask for a further one, so its iterator does not find the end.
+        The first iteration after `load_state_dict` stays in its epoch, because the code behind the
+        epoch's loop may not have run.
         """
         if self._has_consumed and not len(self):
             self.next_epoch()
