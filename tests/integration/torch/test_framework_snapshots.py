@@ -16,8 +16,10 @@ from tests.paths import ROOT
 
 STEPS = 24
 EPOCH = 10
-COMMON = """
+COMMON = f"""
 import os, sys
+os.chdir(os.environ["FOLDER"])
+os.environ["{layout.SNAPSHOT_FOLDER}"] = os.environ["FOLDER"]
 import torch
 from elasticjob import train
 from elasticjob.train.data import ElasticLoader
@@ -27,7 +29,7 @@ class Data(torch.utils.data.Dataset):
         return 83
     def __getitem__(self, index):
         ids = torch.randint(17, (12,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": ids, "labels": ids.sum() % 4}
+        return {{"input_ids": ids, "labels": ids.sum() % 4}}
 
 def ended(step, loss):
     print("step", step, loss.item(), flush=True)
@@ -96,42 +98,64 @@ trainer.fit(Module(), loader)
 SCRIPTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
 
-def losses(framework: str, folder: Path, killed_at: int) -> list[tuple[int, str]]:
-    """Train to the last step, or to the kill in a step; return the losses of the steps."""
+# The framework is imported once: each run is a fork.
+FORKS = """
+import importlib, os, sys
+importlib.import_module(sys.argv[1])
+script = compile(sys.stdin.read(), "train.py", "exec")
+for folder, killed_at in zip(sys.argv[2::2], sys.argv[3::2]):
+    child = os.fork()
+    if not child:
+        os.environ.update(KILLED_AT=killed_at, FOLDER=folder)
+        exec(script, {"__name__": "__main__"})
+        sys.exit()
+    print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def losses(framework: str, runs: list[tuple[Path, int]]) -> list[list[tuple[int, str]]]:
+    """Train in each folder to the last step, or to the kill in a step; return the losses."""
     names = {"transformers": "(TrainerCallback)", "lightning": "(lightning.Callback)"}
     blocks = blocks_of(ROOT / "docs" / "no-step-lost.md")
     (block,) = (each.text for each in blocks if names[framework] in each.text)
-    script = COMMON + SCRIPTS[framework].replace("# block", block)
-    folder.mkdir(exist_ok=True)
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "sdk"),
         "OMP_NUM_THREADS": "1",
-        "KILLED_AT": str(killed_at),
-        layout.SNAPSHOT_FOLDER: str(folder),
         layout.SNAPSHOTS: '{"everySteps": 1}',
     }
+    arguments = [str(each) for run in runs for each in run]
     ran = subprocess.run(
-        [str(interpreter(framework)), "-W", "ignore", "-c", script],
-        cwd=folder,
+        [str(interpreter(framework)), "-W", "ignore", "-c", FORKS, framework, *arguments],
         env=env,
+        input=COMMON + SCRIPTS[framework].replace("# block", block),
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert ran.returncode == (-signal.SIGKILL if killed_at else 0), ran.stderr
-    lines = [line.split() for line in ran.stdout.splitlines() if line.startswith("step ")]
-    return [(int(step), loss) for _, step, loss in lines]
+    found: list[list[tuple[int, str]]] = []
+    codes, steps = [], []
+    for line in ran.stdout.splitlines():
+        if line.startswith("step "):
+            _, step, loss = line.split()
+            steps.append((int(step), loss))
+        elif line.startswith("ended "):
+            codes.append(int(line.split()[1]))
+            found, steps = [*found, steps], []
+    assert codes == [-signal.SIGKILL if killed_at else 0 for _, killed_at in runs], ran.stderr
+    return found
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_killed_training_repeats_its_losses(tmp_path: Path, framework: str) -> None:
     """The process is killed within an epoch, and behind the last step of one."""
-    calm = losses(framework, tmp_path / "calm", 0)
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+    killed_at = (6, EPOCH, 0)
+    runs = [(tmp_path / "calm", 0), *((tmp_path / "killed", step) for step in killed_at)]
+    calm, *killed = losses(framework, runs)
     assert [step for step, _ in calm] == list(range(1, STEPS + 1))
-    killed = [losses(framework, tmp_path / "killed", at) for at in (6, EPOCH, 0)]
     told = [line for run in killed for line in run]
     assert {step for step, _ in told} == set(range(1, STEPS + 1))
     assert [line for line in told if line not in calm] == []
