@@ -184,7 +184,7 @@ def samples(tensors: Sequence[torch.Tensor], seed: float) -> list[bytes]:
 
 
 def _is_here(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.data_ptr() != 0
+    return bool(tensor.is_cpu and tensor.data_ptr())
 
 
 def _offset(tensor: torch.Tensor, seed: float) -> int:
