@@ -34,9 +34,11 @@ PYTHONPATH = ":".join(
 )
 PATIENCE_SECONDS = 120.0
 """Timeout of any wait, on a busy machine; no test asserts a time with it."""
-STEADY = "last_call_timeout=60,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
+LEASE_SECONDS = 10.0
+"""Lease where none is to expire: an agent on a busy machine may be silent for several seconds."""
+STEADY = "last_call_timeout=60,settle=0.3,keep_alive_seconds=10,confirm=2,stop_grace=3"
 TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # accepted by each of torch's backends
-QUICK = "last_call_timeout=0.5,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
+QUICK = "last_call_timeout=0.5,settle=0.3,keep_alive_seconds=10,confirm=2,stop_grace=3"
 
 WORKER = """
 import json, os, pathlib, sys, time
@@ -193,7 +195,7 @@ class Gang:
         self,
         count: int,
         launcher: Path,
-        lease_seconds: float = 3.0,
+        lease_seconds: float = LEASE_SECONDS,
         env: dict[str, str] | None = None,
         nproc: Sequence[str] = (),
         command: tuple[str, ...] = (),
@@ -217,7 +219,7 @@ class Gang:
         self,
         name: str,
         launcher: Path,
-        lease_seconds: float = 3.0,
+        lease_seconds: float = LEASE_SECONDS,
         env: dict[str, str] | None = None,
         command: tuple[str, ...] = (),
     ) -> Pod:

@@ -26,6 +26,8 @@ PYTHONPATH = os.pathsep.join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )
 PATIENCE_SECONDS = 120.0
+CALL_SECONDS = 240.0
+"""Timeout of a command, such as a whole run whose workers import torch on a busy machine."""
 
 WORKER = """
 import json, os, pathlib, signal, subprocess, sys, time
@@ -56,7 +58,7 @@ SPEC: dict[str, Any] = {
     "nprocPerNode": 1,
     "maxRestarts": 2,
     "recovery": {"stopGraceSeconds": 3},
-    "rendezvous": {"keepAliveSeconds": 3},
+    "rendezvous": {"keepAliveSeconds": 10},
     "elasticity": {"settleSeconds": 0},
 }
 
@@ -128,7 +130,7 @@ class LocalRig:
             cwd=self.job,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=CALL_SECONDS,
             check=False,
         )
 

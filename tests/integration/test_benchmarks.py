@@ -15,7 +15,7 @@ from tests.paths import ROOT
 FAULTS = 6
 
 
-def measured(folder: Path, name: str, *options: str, seconds: float = 100) -> dict[str, Any]:
+def measured(folder: Path, name: str, *options: str, seconds: float = 240) -> dict[str, Any]:
     """Run a benchmark, which must succeed; return its output."""
     run = subprocess.run(
         [sys.executable, "-m", f"bench.{name}", f"--output={folder}", *options],
@@ -71,7 +71,6 @@ def test_soak_faults_do_not_stop_training(tmp_path: Path) -> None:
     assert content["left"] == []
 
 
-@pytest.mark.timeout(240)
 def test_gpu_check_of_snapshots_recovers_on_the_cpu_without_lost_steps(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", "--device=cpu", "--backend=gloo", "--warm-only",
@@ -89,7 +88,7 @@ def test_gpu_check_of_snapshots_recovers_on_the_cpu_without_lost_steps(tmp_path:
 def test_gpu_check_without_a_device_says_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.gpu", f"--output={tmp_path}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "finds no CUDA device: run this on a machine with one" in done.stderr

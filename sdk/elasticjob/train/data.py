@@ -18,10 +18,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+_Step = TypeVar("_Step")
 
 DROP = "drop"
 PAD = "pad"
@@ -91,14 +93,33 @@ class ElasticSampler:
         self._shuffle = shuffle
         self._remainder = remainder
         self._position = 0
+        self._has_consumed = False
+        """True if a step of this epoch has been consumed since a position was loaded."""
         self._order: tuple[int, Any] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rest of the epoch, then move to the next epoch."""
-        for indices in self.ahead():
+        return self.moving(self.begin())
+
+    def begin(self) -> Ahead:
+        """Begin an iteration. If no step of this epoch is left, move to the next epoch before.
+
+        A loop of `len` steps does not ask for a further one, so its iterator does not find the end.
+        The first iteration after `load_state_dict` stays in its epoch, because the code behind the
+        epoch's loop may not have run.
+        """
+        if self._has_consumed and not len(self):
+            self.next_epoch()
+        return self.ahead()
+
+    def moving(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+        """Yield steps of this epoch and move the position behind each; then to the next epoch."""
+        epoch = self.epoch
+        for step in steps:
             self.consume()
-            yield indices
-        self.next_epoch()
+            yield step
+        if self.epoch == epoch:  # not if another iteration has begun meanwhile
+            self.next_epoch()
 
     def __len__(self) -> int:
         """Return the number of steps from the position to the end of the epoch."""
@@ -120,11 +141,13 @@ class ElasticSampler:
     def consume(self) -> None:
         """Move the position behind the next step."""
         self._position += self.global_batch
+        self._has_consumed = True
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
         self.epoch += 1
         self._position = 0
+        self._has_consumed = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, which is the same on all ranks."""
@@ -145,6 +168,7 @@ class ElasticSampler:
                     "it cannot change between restarts"
                 )
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._has_consumed = False
 
     def indices(self, position: int) -> list[int] | None:
         """Return this rank's share of the step at a position; None at the end of the epoch."""
@@ -258,11 +282,12 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the rest of the epoch, then move to the next epoch."""
+        self.sampler.begin()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         self._loader.generator.manual_seed(self.sampler.epoch_seed)
-        for batch in self._loader:
-            self.sampler.consume()
-            yield batch
-        self.sampler.next_epoch()
+        yield from self.sampler.moving(self._loader)
 
     def __len__(self) -> int:
         """Return the number of steps from the position to the end of the epoch."""

@@ -281,7 +281,11 @@ def _executor() -> ThreadPoolExecutor:
 def _add_hook(
     optimizer: torch.optim.Optimizer, owner: Owner, call: Callable[[Owner], object]
 ) -> None:
-    hook = functools.partial(_before_step, weakref.ref(owner), call)
+    import torch
+
+    # A compiled function that contains the step would compile the hook too, with a warning. The
+    # optimizers of torch import torch._dynamo at their first step in any case.
+    hook = torch.compiler.disable(functools.partial(_before_step, weakref.ref(owner), call))
     try:
         handle = optimizer.register_step_pre_hook(hook)
     except AttributeError as error:  # a wrapper that does not initialize torch's class

@@ -62,7 +62,7 @@ while True:
     step += 1
 dist.destroy_process_group()
 """
-CONF = "settle=0,stop_grace=3,keep_alive=3,leave_grace=25,last_call_timeout={last_call}"
+CONF = "settle=0,stop_grace=3,keep_alive=10,leave_grace=25,last_call_timeout={last_call}"
 PATIENT, SHORT = 30, 2
 """Last calls: for a gang that starts complete, and for one that another node joins later."""
 
@@ -108,7 +108,7 @@ def trained(gang: Gang, number: int | None, world: int) -> int:
         return wanted if made else None
 
     try:
-        return int(until(known, f"steps of {f'round {number}' if number else 'a round'}", 90))
+        return int(until(known, f"steps of {f'round {number}' if number else 'a round'}"))
     except AssertionError as error:
         raise AssertionError(f"{error}\n{gang.outputs()}") from error
 
@@ -121,7 +121,6 @@ def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int)
     assert set(begun) == {last[0] + 1}, (last, begun, gang.outputs())
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["question", "callback"])
 def test_drain_checkpoints_before_stop_and_loses_no_step(
     gang: Gang, script: Path, way: str
@@ -129,15 +128,14 @@ def test_drain_checkpoints_before_stop_and_loses_no_step(
     agents = [begin(gang, script, "1:3", way) for _ in range(3)]
     trained(gang, 1, 3)
     agents[1].signal(signal.SIGTERM)
-    assert agents[1].wait(60) == 0, gang.outputs()
+    assert agents[1].wait() == 0, gang.outputs()
     trained(gang, 2, 2)
     gang.finish()
-    assert [agents[0].wait(60), agents[2].wait(60)] == [0, 0], gang.outputs()
+    assert [agents[0].wait(), agents[2].wait()] == [0, 0], gang.outputs()
     assert_no_step_is_lost(gang, 1, 3, 2)
     assert gang.round().charged == ()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["question", "exit"])
 def test_join_is_preceded_by_checkpoint(gang: Gang, script: Path, way: str) -> None:
     """A script that exits after its save had not finished."""
@@ -147,18 +145,17 @@ def test_join_is_preceded_by_checkpoint(gang: Gang, script: Path, way: str) -> N
     agents.append(begin(gang, script, "1:3", way, last_call=SHORT))
     assert trained(gang, None, 3) == number + 1
     gang.finish()
-    assert [agent.wait(60) for agent in agents] == [0, 0, 0], gang.outputs()
+    assert [agent.wait() for agent in agents] == [0, 0, 0], gang.outputs()
     assert_no_step_is_lost(gang, number, 2, 3)
 
 
-@pytest.mark.timeout(240)
 def test_loss_does_not_wait_for_checkpoint(gang: Gang, script: Path) -> None:
     agents = [begin(gang, script, "1:2") for _ in range(2)]
     trained(gang, 1, 2)
     agents[0].process.kill()
     trained(gang, 2, 1)
     gang.finish()
-    assert agents[1].wait(60) == 0, gang.outputs()
+    assert agents[1].wait() == 0, gang.outputs()
     assert "all workers save" not in agents[1].output()
     assert gang.round().charged == ()
 
@@ -182,7 +179,6 @@ done
 """
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "below a shell"])
 def test_program_without_library_receives_checkpoint_signal(
     gang: Gang, tmp_path: Path, wrapped: bool
@@ -204,19 +200,18 @@ def test_program_without_library_receives_checkpoint_signal(
     ]
     trained(gang, 1, 2)
     agents[1].signal(signal.SIGTERM)
-    assert agents[1].wait(60) == 0, gang.outputs()
-    until(lambda: steps(gang, 2, 0), "round 2", 60)
+    assert agents[1].wait() == 0, gang.outputs()
+    until(lambda: steps(gang, 2, 0), "round 2")
     gang.finish()
-    assert agents[0].wait(60) == 0, gang.outputs()
+    assert agents[0].wait() == 0, gang.outputs()
     # It continued at the saved step, not at the step of the stop.
     assert steps(gang, 2, 0)[0] == steps(gang, 1, 0)[-1] + 2, gang.outputs()
     assert gang.round().charged == ()
 
 
-@pytest.mark.timeout(240)
 def test_member_record_contains_training_progress(gang: Gang, script: Path) -> None:
     agent = begin(gang, script, "1:1")
     trained(gang, 1, 1)
-    until(lambda: int(str(members(gang)[0].get("step", -1))) > 0, "its step", 60)
+    until(lambda: int(str(members(gang)[0].get("step", -1))) > 0, "its step")
     gang.finish()
-    assert agent.wait(60) == 0, gang.outputs()
+    assert agent.wait() == 0, gang.outputs()

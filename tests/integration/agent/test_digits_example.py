@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.launcher_rig import process_tag
 from tests.paths import ROOT
@@ -23,7 +21,7 @@ from tests.paths import ROOT
 __all__ = ["gang", "process_tag"]
 
 TRAIN = ROOT / "examples" / "digits" / "train.py"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 def start(
@@ -72,7 +70,6 @@ def step_reached(process: subprocess.Popen[bytes], output: Path, step: int) -> i
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(180)
 def test_killed_run_resumes_at_another_size_and_learns(tmp_path: Path) -> None:
     checkpoints, outputs = tmp_path / "checkpoints", (tmp_path / "first", tmp_path / "second")
     # First as in an image without the library.
@@ -101,20 +98,19 @@ def test_killed_run_resumes_at_another_size_and_learns(tmp_path: Path) -> None:
     assert steps[-1] == 250
 
 
-@pytest.mark.timeout(240)
 def test_planned_change_loses_no_step(gang: Gang, tmp_path: Path) -> None:
     options = (
         f"--checkpoint-dir={tmp_path / 'checkpoints'}",
-        "--steps=120",
+        "--steps=200",
         "--step-seconds=0.03",
         "--report-seconds=0",
         "--checkpoint-every=1000",
     )
     conf = "settle=0,stop_grace=3,leave_grace=25,last_call_timeout=30"
     agents = [gang.agent("1:2", command=(str(TRAIN), *options), conf=conf) for _ in range(2)]
-    until(lambda: any(step >= 30 for a in agents for step in steps_told(a.log)), "step 30", 90)
+    until(lambda: any(step >= 30 for a in agents for step in steps_told(a.log)), "step 30")
     agents[1].signal(signal.SIGTERM)
-    assert [agent.wait(90) for agent in agents] == [0, 0], gang.outputs()
+    assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
     told = [step for agent in agents for step in steps_told(agent.log)]
-    assert sorted(told) == list(range(1, 121)), gang.outputs()
+    assert sorted(told) == list(range(1, 201)), gang.outputs()
     assert gang.round().number == 2

@@ -258,7 +258,9 @@ def test_survivors_that_ignore_sigterm_get_grace_for_leave_but_not_for_loss(
         "signal.signal(signal.SIGTERM, lambda *_: told.touch())\n"
     )
     gang.script.write_text(deaf + WORKER)
-    with running(gang, launcher_file, grace_seconds=GRACE_SECONDS) as job:
+    with running(
+        gang, launcher_file, lease_seconds=LONG_LEASE_SECONDS, grace_seconds=GRACE_SECONDS
+    ) as job:
         gone, worker = job.pod(coordinates=False)
         survivors = [other for other in job.workers if other is not worker]
         for pid in job.pids(gone, worker):

@@ -96,7 +96,8 @@ def test_exhausted_restart_budget_ends_job_and_shows_first_failure(gang: Gang) -
 
 def test_training_continues_during_etcd_outage(gang: Gang, start_etcd) -> None:
     gang.etcd = start_etcd()
-    agents = [gang.agent("2:2") for _ in range(2)]
+    conf = "last_call_timeout=60,settle=0.3,keep_alive_seconds=2,stop_grace=3"
+    agents = [gang.agent("2:2", conf=conf) for _ in range(2)]
     workers = gang.started(1, 2)
     gang.etcd.kill()
     away_until = time.monotonic() + 3.0  # well beyond the lease of 2 s

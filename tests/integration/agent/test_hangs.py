@@ -6,8 +6,6 @@ import asyncio
 import signal
 import sys
 
-import pytest
-
 from elasticjob_agent.worker_runtime import Started, Stopped
 from elasticjob_launcher.processes.process_info import has_handler
 from tests.integration.launcher_rig import (
@@ -49,7 +47,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_hung_rank_is_reported_with_its_stack(rig: LocalRig) -> None:
     (rig.job / "train.py").write_text(TRAIN)
     manifest = rig.manifest(
@@ -59,7 +56,7 @@ def test_hung_rank_is_reported_with_its_stack(rig: LocalRig) -> None:
         recovery={"hangTimeoutSeconds": 6},
     )
     runner = rig.start(str(manifest))
-    output, _ = runner.communicate(timeout=100)
+    output, _ = runner.communicate(timeout=240)
     status = rig.status()
     assert status["phase"] == "Succeeded", output
     assert status["restarts"] == 1

@@ -19,6 +19,9 @@ from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
 __all__ = ["gang", "launcher_file", "process_tag"]
 
+RESTART_SECONDS = 60.0
+"""Lease that outlasts a restart of the agent, and its probes: at its end the workers end."""
+
 
 @pytest.fixture
 def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +55,7 @@ def test_processes_of_same_user_cannot_open_agents_files(gang: Gang, launcher_fi
 
 
 def test_restarted_agent_adopts_running_workers(gang: Gang, launcher_file: Path) -> None:
-    pods = gang.pods(2, launcher_file)
+    pods = gang.pods(2, launcher_file, RESTART_SECONDS)
     workers = gang.started(1, 2)
     for pod in pods:
         pod.agent.signal(signal.SIGKILL)
@@ -71,7 +74,7 @@ def test_restarted_agent_adopts_running_workers(gang: Gang, launcher_file: Path)
 
 
 def test_restarted_agent_catches_up_with_missed_round(gang: Gang, launcher_file: Path) -> None:
-    pods = gang.pods(2, launcher_file)
+    pods = gang.pods(2, launcher_file, RESTART_SECONDS)
     workers = gang.started(1, 2)
     pods[1].agent.signal(signal.SIGKILL)
     pods[1].agent.wait()
@@ -124,8 +127,7 @@ def test_pod_deletion_is_an_uncharged_leave(gang: Gang, launcher_file: Path) -> 
 
 
 def test_readiness_needs_launcher_and_lease(gang: Gang, launcher_file: Path) -> None:
-    # Longer than the cut-off agent and three probes take: at the lease's end the workers end.
-    [pod] = gang.pods(1, launcher_file, lease_seconds=60.0)
+    [pod] = gang.pods(1, launcher_file, RESTART_SECONDS)
     [worker] = gang.started(1, 1)
     assert pod.is_ready()
     pod.agent.signal(signal.SIGKILL)

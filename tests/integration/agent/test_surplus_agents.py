@@ -36,7 +36,7 @@ class Rig:
     def agent(self, max_restarts: int = 0) -> AgentProcess:
         conf = "last_call_timeout=2,settle=0.3,stop_grace=3"
         if self.keeper == "c10d":
-            conf += f",is_host={not self.gang.agents},keep_alive_seconds=3"
+            conf += f",is_host={not self.gang.agents},keep_alive_seconds=10"
         options = (*self._options, f"--max-restarts={max_restarts}", "--local-addr=127.0.0.1")
         return self.gang.agent("2:2", *options, conf=conf)
 

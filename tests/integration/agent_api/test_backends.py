@@ -37,7 +37,7 @@ __all__ = ["process_tag"]
 SECONDS = 60.0
 QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "elasticjob": {"last_call_timeout": 1, "settle": 0.3, "keep_alive_seconds": 2},
+    "elasticjob": {"last_call_timeout": 1, "settle": 0.3, "keep_alive_seconds": 10},
     "etcd": {"last_call_timeout": 1},
     "etcd-v2": QUICK,
     "c10d": {**QUICK, "store_type": "file"},

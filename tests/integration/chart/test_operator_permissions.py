@@ -129,7 +129,11 @@ def test_permissions_suffice_for_whole_job_lifecycle(server: ApiServer, operator
     wait_until(lambda: ns.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
     ns.patch_job({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
     wait_until(lambda: ns.get("elasticjobs", "job") is None, "the job's end", SECONDS)
-    assert {"PodsCreated", "PodsDeleted"} <= {reason for reason, _ in ns.events()}
+
+    def told() -> bool:
+        return {"PodsCreated", "PodsDeleted"} <= {reason for reason, _ in ns.events()}
+
+    wait_until(told, "the events of the pods", SECONDS)
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/elasticjob-operator"
     assert server.request("GET", lease)["spec"]["holderIdentity"].startswith(operator.name)
     assert operator.metric("elasticjob_reconcile_seconds_count") > 0

@@ -19,8 +19,8 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-START_SECONDS = 60.0
-CELL_SECONDS = 90.0
+START_SECONDS = 120.0
+CELL_SECONDS = 120.0
 Cell = dict[str, str]
 
 

@@ -23,7 +23,7 @@ from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 HELLO = ["python3", "-c", "import os; print('rank', os.environ['RANK'], os.environ.get('WORD'))"]
 STEPS = """
 import os, pathlib, time

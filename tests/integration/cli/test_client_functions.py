@@ -21,7 +21,7 @@ from tests.paths import ROOT
 
 __all__ = ["rig"]
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def script(rig: LocalRig, text: str, *options: str) -> subprocess.CompletedProce
     path.write_text(text)
     words = ["-c", text] if options == ("-c",) else [str(path)]
     command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_workers_return_values_by_rank_and_run_in_a_folder_of_their_own(here: LocalRig) -> None:
@@ -95,7 +95,7 @@ def train(scale):
 
 if __name__ == "__main__":
     job = ElasticJob.from_function(train, args=[0.5], nodes=2)
-    print(Client().submit(job).result(60).return_values)
+    print(Client().submit(job).result(120).return_values)
 """
 
 

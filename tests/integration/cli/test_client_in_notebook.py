@@ -22,7 +22,7 @@ from tests.unit.operator.builders import job
 
 __all__ = ["rig"]
 
-WAIT_SECONDS = 100.0
+WAIT_SECONDS = 240.0
 STEPS = """
 import pathlib, time
 while not pathlib.Path("finish").exists():

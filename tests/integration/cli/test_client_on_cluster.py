@@ -16,7 +16,7 @@ from tests.cluster.programs import programs
 from tests.integration.apiserver import ApiServer
 from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 @pytest.fixture

@@ -120,7 +120,6 @@ def test_program_that_is_a_shell_script_is_not_started_once_for_each_worker(rig:
     rig.nothing_left()
 
 
-@pytest.mark.timeout(120)
 def test_output_of_a_command_that_starts_the_workers_has_no_ranks(rig: LocalRig) -> None:
     (rig.job / "greet.py").write_text("print('greetings')\n")
     line = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 greet.py; echo all done"

@@ -304,7 +304,7 @@ def test_unread_output_does_not_change_outcome(rig: LocalRig) -> None:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=90,
+            timeout=240,
         )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == "elasticjob: the output cannot be written: No space left on device\n"
@@ -324,7 +324,6 @@ def test_job_with_unread_output_drains(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("times", "delays"),
     [(1, (0.0, 0.05, 0.2)), (2, (0.02, 0.1, 0.4))],

@@ -68,7 +68,7 @@ def trained(rig: LocalRig, least: int, saves: bool = True) -> None:
         stepped = [one for one in members if one.get("step")]
         return len(stepped) == 2 and len(steps(rig)) == 2 and min(steps(rig)) >= least
 
-    until(known, f"{least} steps", 60)
+    until(known, f"{least} steps")
 
 
 def checkpoint(rig: LocalRig) -> int:
@@ -112,7 +112,7 @@ def test_interrupted_job_is_run_again_from_its_own_object(rig: LocalRig, manifes
     (rig.job / "step-0").unlink()
 
     runner = rig.start(again, "--plain")
-    until((rig.job / "step-0").exists, "the first step of the second run", 60)
+    until((rig.job / "step-0").exists, "the first step of the second run")
     assert int(until((rig.job / "step-0").read_text, "its number")) > saved
     (rig.job / "finish").touch()
     assert runner.wait(PATIENCE_SECONDS) == 0
@@ -211,6 +211,6 @@ def test_job_of_a_killed_runner_is_interrupted_and_resumes(rig: LocalRig, manife
     assert "Interrupted" in rig.call("get", "job").stdout
     assert "Interrupted" in rig.call("describe", "job").stdout
     again = rig.start(path, "--plain")
-    until(lambda: rig.status().get("phase") == "Running", "the second run", 60)
+    until(lambda: rig.status().get("phase") == "Running", "the second run")
     (rig.job / "finish").touch()
     assert again.wait(PATIENCE_SECONDS) == 0

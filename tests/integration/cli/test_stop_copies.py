@@ -40,7 +40,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.BatchNorm1d(300),
 torch.manual_seed(10 + rank)  # each rank draws its own random numbers
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 snapshots = train.Snapshots(every_steps=1000, optimizers=optimizer,
-                            max_overhead=0.5 if killed else None)
+                            max_overhead=0.5)  # so that the state is held on a busy machine too
 step, lost = 0, None
 if (found := snapshots.restore()) is not None:
     step, lost = found.step, found.lost_steps
@@ -124,21 +124,24 @@ def losses(rig: LocalRig, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 
 
 def await_fault(awaited: Path, faults: list[tuple[str, int]], done: int) -> None:
-    """Let the ranks wait at the step of the next fault of a node; at none if there is no such."""
-    left = (n for n, (kind, _) in enumerate(faults) if n >= done and kind != "worker")
-    number = next(left, None)
-    if number is None:
+    """Let the ranks wait for the next fault: at its step if it is one of a node, else before the
+    step of the one after it.
+    """
+    if done == len(faults):
         awaited.unlink(missing_ok=True)
         return
+    steps = STEPS_BETWEEN * (done + 1)
+    if faults[done][0] == "worker":
+        steps += STEPS_BETWEEN - 1
     complete = awaited.with_suffix(".new")  # the ranks read at any time
-    complete.write_text(str((number + 1) * STEPS_BETWEEN))
+    complete.write_text(str(steps))
     complete.replace(awaited)
 
 
 def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
     """Return the output of a run with a fault of a rank after every few steps.
 
-    The ranks wait for a fault of a node, which may be slow to request.
+    The ranks wait for each fault, which may be late.
     """
     await_fault(rig.job / "awaited-step", faults, 0)
     runner = rig.start(path, "--plain", "--logs")
@@ -151,7 +154,6 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
             kind, rank = faults[done]
             if kind != "worker":
                 assert rig.call("fault", kind, name, f"{name}-{rank}").returncode == 0
-                await_fault(rig.job / "awaited-step", faults, done + 1)
             else:
                 pids = [
                     int(each.name.partition("-")[2])
@@ -162,6 +164,7 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
                     if Path(f"/proc/{pid}").exists():
                         os.kill(pid, signal.SIGKILL)
             done += 1
+            await_fault(rig.job / "awaited-step", faults, done)
     assert runner.wait(timeout=PATIENCE_SECONDS) == 0, output
     assert done == len(faults), output
     return output

@@ -443,11 +443,11 @@ def test_deadline_kills_at_once_also_during_a_copy(
         out.mkdir()
         command = worker(out, 0, LISTENS, answers(LONG_MS, 1000))
         launcher = patient_launcher()
-        agent = AgentProcess.of(launcher, command, live_seconds=3.0)
+        agent = AgentProcess.of(launcher, command, live_seconds=5.0)
         [pid] = agent.worker_pids
+        asyncio.run(soon((out / "ready-0").exists))  # the agent keeps it alive
 
         async def scenario(out: Path = out, launcher: Any = launcher, asks: bool = asks) -> None:
-            await soon(lambda: (out / "ready-0").exists())
             runtime, events, _ = await attached(launcher)
             if asks:
                 await runtime.stop(1, 0)

@@ -54,7 +54,12 @@ def test_training_pod_with_removed_labels_stays_in_round(
     whole = before["metadata"]["labels"][key]
     command = f"kubectl label --overwrite pod job-1 {key}={whole}"
     assert any(command in text for text in said(ns))
-    [event] = [text for reason, text in ns.events() if reason == "LabelsLost"]
+
+    def events() -> list[str]:
+        return [text for reason, text in ns.events() if reason == "LabelsLost"]
+
+    wait_until(lambda: events() != [], "the event", SECONDS)
+    [event] = events()
     assert command in event
     assert (ns.status()["pods"]["active"], ns.status()["phase"]) == (2, "Running")
     label(ns, "job-1", **{key: whole})

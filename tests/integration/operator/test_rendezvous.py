@@ -111,6 +111,7 @@ def test_first_failure_is_shown_in_status_and_events(ns: Namespace, etcd: EtcdSe
     assert (found["pod"], found["rank"], found["exitCode"]) == ("job-1", 1, 1)
     assert "ValueError" in found["traceback"]
     ns.await_event("Failed", "WorkersFailed: spent")
+    wait_until(lambda: "WorkerFailed" in dict(ns.events()), "the worker's event", SECONDS)
     told = dict(ns.events())
     assert told["WorkerFailed"].startswith("rank 1 (job-1 on node-b) failed in round 1 with exit")
     assert ns.condition("Finished")["status"] == "True"

@@ -92,7 +92,6 @@ def end(ns: Namespace, pods: Kubelet) -> None:
         one.join()
 
 
-@pytest.mark.timeout(240)
 def test_suspended_job_saves_and_resumes_there(
     ns: Namespace, tmp_path: Path, newest_etcd: EtcdServer
 ) -> None:
@@ -122,14 +121,14 @@ def test_suspended_job_saves_and_resumes_there(
         assert "lastStop" not in ns.status()
 
 
-@pytest.mark.timeout(240)
 def test_deadline_is_exceeded_after_the_save(
     ns: Namespace, tmp_path: Path, newest_etcd: EtcdServer
 ) -> None:
-    create(ns, tmp_path, runPolicy={"activeDeadlineSeconds": 14})
+    create(ns, tmp_path)
     with kubelet(ns, newest_etcd.url) as pods:
         pods.start("job-0", "job-1")
         trains(ns)
+        ns.patch_job({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
         ns.await_condition("Running", "SavingCheckpoint")
         wait_until(lambda: ns.status()["phase"] == "Failed", "the deadline", END_SECONDS)
         assert steps(tmp_path) == [saved(tmp_path)] * 2
@@ -138,7 +137,6 @@ def test_deadline_is_exceeded_after_the_save(
         assert (failed["reason"], failed["message"]) == ("DeadlineExceeded", text)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("after_seconds", [0.0, 1.5], ids=["at once", "during the save"])
 def test_deleted_job_saves_once(
     ns: Namespace, tmp_path: Path, newest_etcd: EtcdServer, after_seconds: float
@@ -162,7 +160,6 @@ def test_deleted_job_saves_once(
         assert "round 2: starting" not in pods.pods["job-0"].log("agent")
 
 
-@pytest.mark.timeout(240)
 def test_deleted_job_is_closed_after_the_save_without_kubelets(
     ns: Namespace, tmp_path: Path, newest_etcd: EtcdServer
 ) -> None:

@@ -46,7 +46,7 @@ def make(newest_etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Ma
                     high,
                     local_addr="127.0.0.1",
                     node_name=name,
-                    keep_alive_seconds=2,
+                    keep_alive_seconds=10,
                     **config,
                 )
             )

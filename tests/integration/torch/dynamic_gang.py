@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.integration.torch.forked_gang import fork_server
 
-CALL_SECONDS = 60.0
+CALL_SECONDS = 120.0
 
 
 class Kind(StrEnum):

@@ -94,7 +94,7 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def run(script: str, *arguments: object, seconds: float = 90) -> tuple[Any, str]:
+def run(script: str, *arguments: object, seconds: float = 240) -> tuple[Any, str]:
     """Execute a script in a fork; return the JSON in its last line, and its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("stdout", "stderr")]

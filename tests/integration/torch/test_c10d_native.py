@@ -40,7 +40,7 @@ class Job:
 
     def settings(self, hosts: bool = False, most: int = 3, least: int = 1) -> AgentSettings:
         bounds = RendezvousParams(
-            least, most, last_call_seconds=2, keep_alive_seconds=2, settle_seconds=0
+            least, most, last_call_seconds=2, keep_alive_seconds=10, settle_seconds=0
         )
         return AgentSettings(
             prefix="/elasticjob/default/uid/1/",
@@ -191,6 +191,6 @@ for store in stores:
 host.close(10.0)
 """
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
     )
     assert told.stdout == "(b'state', True) b'state'\n", told.stderr

@@ -15,8 +15,8 @@ from bench.mixed.backends import BACKENDS, MixedBackend
 from bench.mixed.gang import mixed_gang
 from bench.mixed.plan import Change, Kind, Mix, Side
 
-pytestmark = pytest.mark.timeout(600)
-LIMIT_SECONDS = 150.0
+pytestmark = pytest.mark.timeout(900)
+LIMIT_SECONDS = 300.0
 """Time limit of one change; each imports torch in every worker, perhaps on a busy machine."""
 
 JOIN, DRAIN = Kind.JOIN, Kind.DRAIN
@@ -37,7 +37,7 @@ def steady(backend: MixedBackend) -> MixedBackend:
     Others would consider it lost, and it would not notice their next round before its worker's own
     timeout.
     """
-    longer = {"keep_alive_max_attempt": "15"}
+    longer = {"keep_alive_max_attempt": "30"}
     known = {name: value for name, value in longer.items() if name in backend.conf}
     return replace(backend, conf={**backend.conf, **known})
 

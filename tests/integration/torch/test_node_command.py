@@ -14,13 +14,13 @@ import pytest
 
 from elasticjob_agent.zipapp_build import install
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from tests.integration.agent_rig import Gang, Pod, until
+from tests.integration.agent_rig import LEASE_SECONDS, Gang, Pod, until
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, process_tag
 
 __all__ = ["gang", "process_tag"]
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 """Timeout of the first round: each torchrun imports torch before anything else."""
 TORCHRUN = "python -m torch.distributed.run"
 
@@ -108,14 +108,14 @@ class NodeGang(Gang):
         return self.pods(
             count,
             self.launcher,
-            3.0,
+            LEASE_SECONDS,
             self.env(slots, nnodes),
             command=self.shell(line),
             bounds=bounds,
         )
 
     def add(self, name: str, line: str = "", slots: int = 1) -> Pod:
-        return self.pod(name, self.launcher, 3.0, self.env(slots), self.shell(line))
+        return self.pod(name, self.launcher, LEASE_SECONDS, self.env(slots), self.shell(line))
 
     def env(self, slots: int = 1, nnodes: str = "1:4") -> dict[str, str]:
         return {
@@ -144,7 +144,7 @@ class NodeGang(Gang):
 
     def ends(self, *pods: Pod) -> list[int]:
         try:
-            return [pod.launcher.wait(60) for pod in pods]
+            return [pod.launcher.wait() for pod in pods]
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.outputs()}") from error
 
@@ -269,12 +269,16 @@ FOREIGN = (
 """Options of torchrun for other rendezvous, one line for each node."""
 
 
-@pytest.mark.timeout(240)
 def test_options_of_another_rendezvous_do_not_keep_torchrun_from_the_job(meeting: NodeGang) -> None:
     """The worker of each node fails once, after which all torchruns start theirs again."""
     world = len(FOREIGN)
     bounds = RendezvousParams(
-        1, 4, expected=world, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=world
+        1,
+        4,
+        expected=world,
+        keep_alive_seconds=LEASE_SECONDS,
+        stop_grace_seconds=3.0,
+        max_restarts=world,
     )
     first, *others = (f"{TORCHRUN} {options} WORKER" for options in FOREIGN)
     pods = meeting.run(1, first, bounds=bounds)
@@ -312,7 +316,7 @@ def test_hanging_workers_are_replaced_and_the_hang_is_the_failure(
 
 def test_spent_budget_ends_the_job_with_the_workers_traceback(meeting: NodeGang) -> None:
     params = RendezvousParams(
-        1, 4, expected=2, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=1
+        1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, stop_grace_seconds=3.0, max_restarts=1
     )
     pods = meeting.run(2, bounds=params)
     meeting.reduced(1, 2)
@@ -328,14 +332,14 @@ def test_spent_budget_ends_the_job_with_the_workers_traceback(meeting: NodeGang)
 
 
 def test_command_of_several_nodes_that_never_joins_fails(gang: NodeGang) -> None:
-    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=0)
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=0)
     pods = gang.run(2, "true", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
     assert "without joining the rendezvous" in pods[0].termination_log.read_text()
 
 
 def test_failing_preparation_counts_as_a_failure_with_its_error(gang: NodeGang) -> None:
-    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=1)
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=1)
     pods = gang.run(2, "python -c 'raise ValueError(13)'", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
     assert "ValueError: 13" in pods[0].termination_log.read_text()
@@ -349,7 +353,7 @@ def test_node_joins_with_the_number_of_workers_of_its_torchrun(meeting: NodeGang
 
 
 def test_single_node_may_run_several_torchruns_one_after_the_other(meeting: NodeGang) -> None:
-    params = RendezvousParams(1, 1, expected=1, keep_alive_seconds=3.0)
+    params = RendezvousParams(1, 1, expected=1, keep_alive_seconds=LEASE_SECONDS)
     line = f"{TORCHRUN} WORKER; {TORCHRUN} WORKER"
     (pod,) = meeting.run(1, line, bounds=params, nnodes="1:1")
     meeting.reduced(1, 1)
@@ -359,7 +363,7 @@ def test_single_node_may_run_several_torchruns_one_after_the_other(meeting: Node
 
 
 def test_second_torchrun_of_a_job_with_several_nodes_fails(meeting: NodeGang) -> None:
-    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=0)
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=0)
     pods = meeting.run(2, f"{TORCHRUN} WORKER; {TORCHRUN} WORKER", bounds=params)
     meeting.reduced(1, 2)
     meeting.finish()

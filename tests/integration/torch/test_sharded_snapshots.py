@@ -174,7 +174,7 @@ snapshots.save(1, {"model": {"weight": tensor}})
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
     ran = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240
     )
     assert "state['model']['weight'] is a distributed tensor" in ran.stderr, ran.stderr
     assert "sharded=True" in ran.stderr

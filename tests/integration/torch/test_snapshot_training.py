@@ -27,6 +27,7 @@ WAYS = {
         2,
         ["autocast", "checkpointing", "second", "no overlap"],
     ),
+    "three ranks, gradients in a fixed order": (3, ["fixed order"]),
     "fused optimizer, model from meta, mixed precision": (1, ["fused", "meta", "autocast", "ema"]),
     "compilation, layers frozen midway, schedule": (1, ["compile", "freeze", "scheduler"]),
 }

@@ -84,7 +84,7 @@ def run(*arguments: str) -> Any:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

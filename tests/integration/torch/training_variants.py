@@ -120,7 +120,10 @@ class Training:
             self.call = torch.compile(self.model, backend="eager")
         if dist.get_world_size() > 1:
             syncs = "skip" not in ways or found is None
-            self.call = DistributedDataParallel(self.call, init_sync=syncs)
+            is_fixed = "fixed order" in ways
+            self.call = DistributedDataParallel(
+                self.call, init_sync=syncs, find_unused_parameters=is_fixed
+            )
 
     def state(self) -> dict[str, Any]:
         parts = {name: part.state_dict() for name, part in self.parts.items()}

@@ -51,7 +51,7 @@ def written(tmp_path: Path, *words: str) -> list[str]:
         (tmp_path / name).mkdir()
     command = [sys.executable, *words, str(tmp_path / "call"), str(tmp_path / "work")]
     ran = subprocess.run(
-        command, cwd=tmp_path / "code", capture_output=True, text=True, timeout=110, check=False
+        command, cwd=tmp_path / "code", capture_output=True, text=True, timeout=240, check=False
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()

@@ -314,12 +314,18 @@ def test_package_that_loads_our_torchrun_plug_in_is_preloaded(
 def test_start_that_waited_for_the_zygote_does_not_count_as_warm(
     tmp_path: Path, installed: Path
 ) -> None:
-    (installed / "slow_pkg.py").write_text("import time; time.sleep(1.5)\n")
+    ordered = tmp_path / "ordered"
+    (installed / "slow_pkg.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(ordered)!r}): time.sleep(0.02)\n"
+        "time.sleep(1.5)\n"
+    )
     path = script(tmp_path / "code", f"{LOADED}import slow_pkg\nprint(there)\n")
 
     async def scenario(runtime: Warm) -> None:
         await runtime.ask(sys.executable, path)
-        started = await runtime.start(sys.executable, path)
+        await runtime.order(sys.executable, path)
+        ordered.touch()
+        started = await runtime.started()
         await runtime.ended()
         assert not started.warm
         waited = r"waited [0-9]+\.[0-9] s: the standby is still preloading"
@@ -492,6 +498,7 @@ def test_changed_environment_causes_one_cold_round(tmp_path: Path) -> None:
         assert (await runtime.outcome(sys.executable, path, env={"MODE": "1"}))[0].warm
         started, _ = await runtime.outcome(sys.executable, path, env={"MODE": "2"})
         assert started.cold_reason == "the environment changed (MODE)"
+        await runtime.until_ready()
         assert (await runtime.outcome(sys.executable, path, env={"MODE": "2"}))[0].warm
 
     warm(tmp_path / "logs", scenario)
@@ -510,6 +517,7 @@ def test_hung_zygote_delays_start_by_seconds_and_is_replaced(tmp_path: Path) -> 
         started = await runtime.start(sys.executable, path)
         assert "did not fork within" in started.cold_reason
         assert started.pids
+        await runtime.until_ready()
         await runtime.kill()
         assert (await runtime.start(sys.executable, path)).warm
 

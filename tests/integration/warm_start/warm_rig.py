@@ -138,7 +138,7 @@ class Warm:
         return self.folder / f"round-{self._round}" / str(rank) / "error.json"
 
 
-def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: float = 100.0) -> None:
+def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: float = 240.0) -> None:
     """Run the scenario with a started runtime, which is closed in every case."""
 
     async def whole() -> None:

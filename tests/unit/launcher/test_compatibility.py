@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import SourceFileLoader
 from importlib.util import source_hash
 from pathlib import Path
 from types import CodeType
@@ -246,6 +247,18 @@ def test_full_disk_leaves_no_partial_zipapp(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File too large"), room(1000):
         build_zipapp(tmp_path / "launcher.pyz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_simulated_full_disk_leaves_no_partial_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such bytecode would break each later start of a launcher from the checkout."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    module = tmp_path / "module.py"
+    module.write_text("value = 1\n")
+    with room(10):
+        SourceFileLoader("module", str(module)).get_code("module")
+    assert list(tmp_path.iterdir()) == [module]
 
 
 def test_unsupported_python_version_is_reported() -> None:

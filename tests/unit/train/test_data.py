@@ -153,6 +153,23 @@ def test_position_at_the_end_of_an_epoch_leaves_its_end_to_the_script() -> None:
     assert (again.epoch, list(again), again.epoch) == (0, [], 1)
 
 
+@pytest.mark.parametrize("made", [ElasticSampler, ElasticLoader])
+def test_loop_of_the_number_of_steps_continues_in_the_next_epoch(made: Any) -> None:
+    """As of Trainer and Lightning: such a loop does not ask for a step after the last one."""
+
+    def new() -> Any:
+        data: Any = Squares() if made is ElasticLoader else 41
+        return made(data, global_batch=6, rank=0, world=1)
+
+    whole, counted = new(), new()
+    for number in range(3):
+        expected = [str(step) for step in whole]
+        steps = iter(counted)
+        assert (counted.epoch, len(counted), len(expected)) == (number, 6, 6)
+        assert [str(step) for _, step in zip(range(6), steps, strict=False)] == expected
+        assert len(counted) == 0
+
+
 def test_stateful_data_set_without_torchdata_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stateful(Squares):
         def state_dict(self) -> dict[str, Any]:

@@ -371,6 +371,27 @@ def test_optimizer_without_hooks_is_refused(memory: Path) -> None:
     Snapshots(optimizers=wrapper.inner).close()
 
 
+class Observer:
+    """Owner of a hook, with an entry for each of its calls: True if the call was compiled."""
+
+    def __init__(self) -> None:
+        self.compiled: list[bool] = []
+
+    def before_step(self) -> None:
+        self.compiled.append(torch.compiler.is_compiling())
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch itself
+def test_hook_of_a_compiled_step_is_not_compiled() -> None:
+    training, observer = Training(), Observer()
+    Optimizers(training.optimizer).before_steps(observer, Observer.before_step)
+    step = torch.compile(lambda: training.optimizer.step(), backend="eager")
+    for _ in range(3):
+        training.backward()
+        step()
+    assert observer.compiled == [False] * 3
+
+
 def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(
     memory: Path, slow: tuple[threading.Event, list[str]]
 ) -> None:
