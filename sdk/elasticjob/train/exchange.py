@@ -83,6 +83,13 @@ class Call(enum.IntEnum):
     SAVE = 1
 
 
+class End(enum.Enum):
+    """Reason for which a rank makes no further call; the values are part of the protocol."""
+
+    CLOSE = "close"
+    PROCESS = "process"
+
+
 class Exchange(enum.IntEnum):
     """Exchanges within the calls; the numbers are part of the protocol."""
 

@@ -19,6 +19,7 @@ from elasticjob.train.exchange import (
     OURS,
     SAME_CALLS,
     Call,
+    End,
     Exchange,
     Header,
     check_calls,
@@ -43,8 +44,6 @@ PATIENCE = datetime.timedelta(seconds=60)
 """Wait for the other ranks after which a rank warns, once in a round."""
 STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
-ENDED = "ended its process"
-"""Note of a rank that makes no further call because of the end of its process."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _UNKNOWN = -1
@@ -89,16 +88,12 @@ class Gang:
         self._call, self._step = Call.SAVE, step
         self._enters()
 
-    def ends(self, call: str) -> None:
-        """Record for the other ranks that this one makes no further call, without a wait for them.
-
-        Args:
-            call: what it has done instead, such as "called close()", or `ENDED`.
-        """
+    def ends(self, end: End) -> None:
+        """Record for the other ranks that this one makes no further call, without a wait for them."""
         if not self._has_ended:
             self._ends += 1
             self._has_ended = True
-            self._note(f"{self._ends} {call}")
+            self._note(f"{self._ends} {end.value}")
 
     def _enters(self) -> None:
         if self._has_ended:
@@ -134,9 +129,9 @@ class Gang:
             for rank in range(self.size) if store.check([self._key("count")]) else ():
                 key = self._key(rank)
                 text = bytes(store.get(key)).decode() if store.check([key]) else ""
-                count, _, call = text.partition(" ")
+                count, _, end = text.partition(" ")
                 if count and (is_lost or int(count) > self._ends) and rank != self.rank:
-                    found.append(_Ended(rank, call))
+                    found.append(_Ended(rank, End(end)))
                     return
 
         if not _requests.is_busy:
@@ -220,9 +215,11 @@ class Gang:
 
     def _apart(self, ended: _Ended) -> str:
         mine = f"rank {self.rank} has called {text_of(self._call, self._step)}"
-        # A process may have ended with an error that is in its output alone.
-        remedy = f"see the output of rank {ended.rank}" if ended.call == ENDED else SAME_CALLS
-        return f"rank {ended.rank} has {ended.call}, and {mine}: {remedy}"
+        if ended.end is End.CLOSE:
+            return f"rank {ended.rank} has called close(), and {mine}: {SAME_CALLS}"
+        # It may have ended with an error that is in its output alone.
+        other = f"rank {ended.rank}"
+        return f"{other} has ended its process, and {mine}: see the output of {other}"
 
     def broadcast(self, body: Body | None, source: int) -> Body:
         """Return the body of rank `source`, which sends it from the memory that it is in."""
@@ -333,10 +330,10 @@ def _channel() -> _Channel:
 
 
 class _Ended(NamedTuple):
-    """Rank that makes no further call, and what it has done instead."""
+    """Rank that makes no further call, and the reason."""
 
     rank: int
-    call: str
+    end: End
 
 
 class _Requests:

@@ -38,6 +38,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.exchange import (
     Begin,
+    End,
     Exchange,
     Proposal,
     check_same,
@@ -45,7 +46,7 @@ from elasticjob.train.exchange import (
     unpack_proposals,
 )
 from elasticjob.train.exclusive import Claim
-from elasticjob.train.gang import ENDED, Gang, exchanged
+from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
@@ -474,7 +475,7 @@ class Snapshots:
         All ranks call it, or none: another rank that waits for this one in `save` or `restore` has
         an error.
         """
-        self._record_end("called close()")
+        self._record_end(End.CLOSE)
         try:
             if self._stop is not None:
                 self._stop.close()
@@ -486,10 +487,10 @@ class Snapshots:
             self._end_replication()
             self._claim.release()
 
-    def _record_end(self, call: str) -> None:
+    def _record_end(self, end: End) -> None:
         """Record that this rank makes no further call, for those that wait, unless it fails."""
         if self._gang is not None and not ended_with_error():
-            self._gang.ends(call)
+            self._gang.ends(end)
 
     def _claimed(self) -> Claim:
         """Return the claim to the places of this rank, which the first `save` takes."""
@@ -706,7 +707,7 @@ def _finish(
     """
     snapshots = owner()
     if snapshots is not None:
-        snapshots._record_end(ENDED)
+        snapshots._record_end(End.PROCESS)
     copies, writes = None if overlap is None else overlap(), store()
     stops = None if stop is None else stop()
     if copies is not None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elasticjob.train import SnapshotError, gang
-from elasticjob.train.exchange import SAME_CALLS, Exchange
-from elasticjob.train.gang import ENDED, Gang
+from elasticjob.train.exchange import SAME_CALLS, End, Exchange
+from elasticjob.train.gang import Gang
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
 
@@ -68,8 +68,8 @@ def test_end_does_not_wait_for_a_store_without_an_answer(
 ) -> None:
     monkeypatch.setattr(gang, "STORE_SECONDS", 0.01)
     store.answers.clear()
-    rank_of(0).ends("called close()")
-    rank_of(0).ends("called close()")
+    rank_of(0).ends(End.CLOSE)
+    rank_of(0).ends(End.CLOSE)
     assert not store.values
     store.answers.set()
     until(lambda: store.requests == ["set", "add"] * 2)
@@ -82,8 +82,8 @@ def test_end_of_the_process_starts_no_thread(store: Store, monkeypatch: pytest.M
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading, "Thread", refuse)
-    rank_of(0).ends(ENDED)
-    assert rank_of(1)._ended(is_lost=False) == (0, ENDED)
+    rank_of(0).ends(End.PROCESS)
+    assert rank_of(1)._ended(is_lost=False) == (0, End.PROCESS)
 
 
 @pytest.mark.parametrize("error", [ImportError, KeyError, AttributeError, RuntimeError])
@@ -94,11 +94,11 @@ def test_end_without_a_store_is_no_error(
         raise error
 
     monkeypatch.setattr(gang, "_store", fail)
-    rank_of(0).ends("called close()")
+    rank_of(0).ends(End.CLOSE)
     assert rank_of(1)._ended(is_lost=True) is None
     monkeypatch.setattr(gang, "_store", lambda: store)
-    rank_of(0).ends("called close()")
-    assert rank_of(1)._ended(is_lost=True) == (0, "called close()")
+    rank_of(0).ends(End.CLOSE)
+    assert rank_of(1)._ended(is_lost=True) == (0, End.CLOSE)
 
 
 def test_second_read_of_the_notes_waits_for_the_first(
@@ -118,8 +118,8 @@ def test_second_read_of_the_notes_waits_for_the_first(
 def test_fault_without_a_note_takes_one_request_of_each_rank(store: Store) -> None:
     assert rank_of(1, size=1000)._ended(is_lost=True) is None
     assert store.requests == ["check"]
-    rank_of(900, size=1000).ends("called close()")
-    assert rank_of(1, size=1000)._ended(is_lost=True) == (900, "called close()")
+    rank_of(900, size=1000).ends(End.CLOSE)
+    assert rank_of(1, size=1000)._ended(is_lost=True) == (900, End.CLOSE)
 
 
 class Work:
@@ -136,26 +136,30 @@ class Work:
 
 
 @pytest.mark.parametrize(
-    ("call", "remedy"), [("called close()", SAME_CALLS), (ENDED, "see the output of rank 0")]
+    ("end", "done", "remedy"),
+    [
+        (End.CLOSE, "called close()", SAME_CALLS),
+        (End.PROCESS, "ended its process", "see the output of rank 0"),
+    ],
 )
-def test_error_of_a_wait_has_the_last_call_of_the_other_rank(
-    store: Store, call: str, remedy: str
+def test_error_of_a_wait_has_the_end_of_the_other_rank(
+    store: Store, end: End, done: str, remedy: str
 ) -> None:
     """A process that has called `sys.exit` may have had an error: its calls are not the cause."""
-    rank_of(0).ends(call)
+    rank_of(0).ends(end)
     waiting = rank_of(1)
     waiting.saves(2)
     for work in (Work(True), Work(False)):
         with pytest.raises(SnapshotError) as raised:
             waiting._wait(work)
-        text = f"rank 0 has {call}, and rank 1 has called save() of step 2: {remedy}"
+        text = f"rank 0 has {done}, and rank 1 has called save() of step 2: {remedy}"
         assert str(raised.value).startswith(text)
         assert (SAME_CALLS in str(raised.value)) == (remedy == SAME_CALLS)
 
 
 def test_call_after_an_exchange_that_did_not_end_is_an_error_at_once(store: Store) -> None:
     """It would receive the records of that exchange."""
-    rank_of(0).ends("called close()")
+    rank_of(0).ends(End.CLOSE)
     waiting = rank_of(1)
     waiting.saves(2)
     with pytest.raises(SnapshotError):
