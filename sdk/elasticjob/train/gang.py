@@ -89,7 +89,7 @@ class Gang:
         self._enters()
 
     def ends(self, end: End) -> None:
-        """Record for the other ranks that this one makes no further call, without a wait for them."""
+        """Record for the other ranks, without a wait, that this one makes no further call."""
         if not self._has_ended:
             self._ends += 1
             self._has_ended = True
