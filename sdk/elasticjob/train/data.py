@@ -93,8 +93,8 @@ class ElasticSampler:
         self._shuffle = shuffle
         self._remainder = remainder
         self._position = 0
-        self._has_consumed = False
-        """True if a step of this epoch has been consumed since a position was loaded."""
+        self._has_begun = False
+        """True if an iteration has begun since a position was loaded."""
         self._order: tuple[int, Any] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -108,8 +108,9 @@ class ElasticSampler:
         The first iteration after `load_state_dict` stays in its epoch, because the code behind the
         epoch's loop may not have run.
         """
-        if self._has_consumed and not len(self):
+        if self._has_begun and not self._steps_from(self._position):
             self.next_epoch()
+        self._has_begun = True
         return self.ahead()
 
     def moving(self, steps: Iterable[_Step]) -> Iterator[_Step]:
@@ -122,8 +123,15 @@ class ElasticSampler:
             self.next_epoch()
 
     def __len__(self) -> int:
-        """Return the number of steps from the position to the end of the epoch."""
-        rest = max(0, self.samples - self._position)
+        """Return the number of steps of an iteration that begins now.
+
+        They are those from the position to the end of the epoch; after its last step those of the
+        next epoch, or none if the position was loaded: see `begin`.
+        """
+        return self._steps_from(self._position) or (self._steps_from(0) if self._has_begun else 0)
+
+    def _steps_from(self, position: int) -> int:
+        rest = max(0, self.samples - position)
         return (
             rest // self.global_batch if self._remainder == DROP else -(-rest // self.global_batch)
         )
@@ -141,13 +149,11 @@ class ElasticSampler:
     def consume(self) -> None:
         """Move the position behind the next step."""
         self._position += self.global_batch
-        self._has_consumed = True
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
         self.epoch += 1
         self._position = 0
-        self._has_consumed = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, which is the same on all ranks."""
@@ -168,7 +174,7 @@ class ElasticSampler:
                     "it cannot change between restarts"
                 )
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._has_consumed = False
+        self._has_begun = False
 
     def indices(self, position: int) -> list[int] | None:
         """Return this rank's share of the step at a position; None at the end of the epoch."""
@@ -290,7 +296,7 @@ class ElasticLoader:
         yield from self.sampler.moving(self._loader)
 
     def __len__(self) -> int:
-        """Return the number of steps from the position to the end of the epoch."""
+        """Return the number of steps of an iteration that begins now, as `ElasticSampler` does."""
         return len(self.sampler)
 
     def state_dict(self) -> dict[str, Any]:

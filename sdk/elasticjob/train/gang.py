@@ -66,13 +66,14 @@ class Gang:
         import torch.distributed as dist
 
         self.rank, self.size = 0, 1
-        self._call, self._step = Call.RESTORE, 0
+        self._call, self._step, self._calls = Call.RESTORE, 0, 1
         self._channel = _Channel(None)
         self._has_warned = False
         # Until the ranks have agreed on a number, they find each other's ends under the former one.
         self.number, self._ends, self._has_ended = 0, 0, False
         if former is not None:
             self.number, self._ends = former.number, former._ends
+            self._calls = former._calls + 1
             former._enters()
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -81,11 +82,11 @@ class Gang:
 
     def begins(self, number: int) -> None:
         """Take the number on which the ranks have agreed."""
-        self.number, self._ends = number, 0
+        self.number, self._ends, self._calls = number, 0, 1
 
     def saves(self, step: int) -> None:
         """Begin a call of `save`."""
-        self._call, self._step = Call.SAVE, step
+        self._call, self._step, self._calls = Call.SAVE, step, self._calls + 1
         self._enters()
 
     def ends(self, end: End) -> None:
@@ -93,7 +94,7 @@ class Gang:
         if not self._has_ended:
             self._ends += 1
             self._has_ended = True
-            self._note(f"{self._ends} {end.value}")
+            self._note(f"{self._ends} {end.value} {self._calls}")
 
     def _enters(self) -> None:
         if self._has_ended:
@@ -129,8 +130,11 @@ class Gang:
             for rank in range(self.size) if store.check([self._key("count")]) else ():
                 key = self._key(rank)
                 text = bytes(store.get(key)).decode() if store.check([key]) else ""
-                count, _, end = text.partition(" ")
-                if count and (is_lost or int(count) > self._ends) and rank != self.rank:
+                if not text or rank == self.rank:
+                    continue
+                count, end, calls = text.split(" ")
+                # One that has made this call too does not keep this rank waiting.
+                if int(calls) != self._calls and (is_lost or int(count) > self._ends):
                     found.append(_Ended(rank, End(end)))
                     return
 

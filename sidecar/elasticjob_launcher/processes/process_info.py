@@ -296,13 +296,13 @@ def stuck_text(pids: Sequence[int], seconds: float, proc: Path = PROC) -> str:
     )
 
 
-def has_handler(pid: int, signum: int) -> bool:
-    """Return True if a process has its own handler for a signal."""
+def has_handler(pid: int, signum: int, proc: Path = PROC) -> bool:
+    """Return True if a process has its own handler for a signal; False if that is unknown."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
-    except OSError:
+        status = (proc / str(pid) / "status").read_text("utf-8", "replace")
+        return _has_signal(status, "SigCgt:", signum)
+    except (OSError, ValueError, IndexError):  # some sandboxes list no masks
         return False
-    return _has_signal(status, "SigCgt:", signum)
 
 
 def signal_if_caught(pid: int, signum: int) -> bool:

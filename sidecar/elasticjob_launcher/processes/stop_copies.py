@@ -75,7 +75,7 @@ class StopCopies:
             self.close()
 
     def _ask(self, folder: str, rank: int, limit: float) -> None:
-        """Connect and send the request at once: a worker that waits in vain for it copies."""
+        """Connect and send the request at once: a worker without a request in time copies."""
         link = _connected(folder, rank)
         if link is None:
             return

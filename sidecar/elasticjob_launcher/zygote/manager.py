@@ -108,7 +108,7 @@ class ZygoteManager:
         self._process: ZygoteProcess | None = None
         self._successor: ZygoteProcess | None = None
         self._import_limits = ImportLimits(loop, limits)
-        self._second_try_seconds = limits.seconds
+        self._limits = limits
         self._second_try: Timer | None = None
         self._was_slow = False
         self._rest_seconds = REST_SECONDS
@@ -287,7 +287,7 @@ class ZygoteManager:
         if kind == "recorded":
             self._preload_cache.extend(message["names"])
             return
-        self._load_seconds = time.monotonic() - self._began
+        self._load_seconds = self._loading_seconds()
         self._import_limits.end()
         if excess := self._import_limits.too_large():
             self._give_up(excess)
@@ -297,9 +297,16 @@ class ZygoteManager:
         self._go_on()
         self._on_settled(True, "")
 
+    def _loading_seconds(self) -> float:
+        """Return the duration of this load, as an estimate of the next one's.
+
+        A longer one than the limit of the processor time shared the processors with others.
+        """
+        return min(time.monotonic() - self._began, self._limits.seconds)
+
     def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
         """Restart without the modules that must not be preloaded."""
-        self._load_seconds = max(self._load_seconds, time.monotonic() - self._began)
+        self._load_seconds = max(self._load_seconds, self._loading_seconds())
         if self._exclude(refused):
             self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
         self._end()
@@ -416,7 +423,7 @@ class ZygoteManager:
         self._give_up(reason)
         if again:
             self._was_slow = True
-            self._second_try = self._loop.call_later(self._second_try_seconds, self._start)
+            self._second_try = self._loop.call_later(self._limits.seconds, self._start)
 
     def _end(self) -> None:
         self._import_limits.end()

@@ -81,7 +81,7 @@ def _own_location() -> tuple[str, str]:
 
 CHECK_SECONDS = 0.25
 LONGEST_CHECK_SECONDS = 1.0
-"""Time between two checks that counts as one without work: the launcher may have been paused."""
+"""Maximum idle time that one check adds: the launcher may have been paused."""
 WALL_FACTOR = 10
 """Maximum duration of all imports, in multiples of their processor time."""
 
@@ -89,8 +89,8 @@ WALL_FACTOR = 10
 class ImportLimits:
     """Limits of one process from `begin` to `end`: processor time, time without any, memory.
 
-    Not the duration: on a machine whose processors are all in use the same imports take many times
-    as long, and another attempt would begin from nothing. It only has the bound `WALL_FACTOR`.
+    The duration has only the bound `WALL_FACTOR`: on a machine whose processors are all in use, the
+    same imports take many times as long, and another attempt would begin from nothing.
     """
 
     def __init__(self, loop: Loop, limits: Limits) -> None:
@@ -152,7 +152,7 @@ class Work:
         self._used = self._idle = 0.0
 
     def look(self) -> None:
-        """Add the time since the last look. If the processor time is unknown, it is all of it."""
+        """Add the time since the last look: all of it if the processor time cannot be read."""
         now, current = time.monotonic(), processor_seconds(self._pid)
         passed, used = now - self._looked, now - self._looked
         if current is not None and self._before is not None:

@@ -33,7 +33,10 @@ class Data(torch.utils.data.Dataset):
 
 def ended(step, loss):
     print("step", step, loss.item(), flush=True)
-    if str(step) == os.environ.get("KILLED_AT"):
+    killed(step)
+
+def killed(at):
+    if str(at) == os.environ["KILLED_AT"]:
         os.kill(os.getpid(), 9)
 
 torch.set_num_threads(1)
@@ -64,6 +67,7 @@ trainer = Reporting(
     callbacks=[Saving()],
 )
 trainer.train()
+killed(-1)
 """
 LIGHTNING = """
 import lightning
@@ -94,6 +98,7 @@ trainer = lightning.Trainer(
     reload_dataloaders_every_n_epochs=1, use_distributed_sampler=False,
 )
 trainer.fit(Module(), loader)
+killed(-1)
 """
 SCRIPTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
 
@@ -149,14 +154,14 @@ def losses(framework: str, runs: list[tuple[Path, int]]) -> list[list[tuple[int,
 
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_killed_training_repeats_its_losses(tmp_path: Path, framework: str) -> None:
-    """The process is killed within an epoch, and behind the last step of one."""
+    """The process is killed within an epoch, in the last step of one, and after the training."""
     for name in ("calm", "killed"):
         (tmp_path / name).mkdir()
-    killed_at = (6, EPOCH, 0)
+    killed_at = (6, EPOCH, -1, 0)
     runs = [(tmp_path / "calm", 0), *((tmp_path / "killed", step) for step in killed_at)]
     calm, *killed = losses(framework, runs)
     assert [step for step, _ in calm] == list(range(1, STEPS + 1))
     told = [line for run in killed for line in run]
     assert {step for step, _ in told} == set(range(1, STEPS + 1))
     assert [line for line in told if line not in calm] == []
-    assert len(told) <= STEPS + 2 * 2
+    assert len(told) <= STEPS + 2 * 3

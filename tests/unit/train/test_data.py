@@ -153,21 +153,41 @@ def test_position_at_the_end_of_an_epoch_leaves_its_end_to_the_script() -> None:
     assert (again.epoch, list(again), again.epoch) == (0, [], 1)
 
 
+def new(made: type[ElasticSampler] | type[ElasticLoader]) -> Any:
+    data: Any = Squares() if made is ElasticLoader else 41
+    return made(data, global_batch=6, rank=0, world=1)
+
+
 @pytest.mark.parametrize("made", [ElasticSampler, ElasticLoader])
-def test_loop_of_the_number_of_steps_continues_in_the_next_epoch(made: Any) -> None:
+@pytest.mark.parametrize("is_counted_first", [True, False])
+def test_loop_of_the_number_of_steps_continues_in_the_next_epoch(
+    made: Any, is_counted_first: bool
+) -> None:
     """As of Trainer and Lightning: such a loop does not ask for a step after the last one."""
-
-    def new() -> Any:
-        data: Any = Squares() if made is ElasticLoader else 41
-        return made(data, global_batch=6, rank=0, world=1)
-
-    whole, counted = new(), new()
+    whole, counted = new(made), new(made)
     for number in range(3):
         expected = [str(step) for step in whole]
-        steps = iter(counted)
-        assert (counted.epoch, len(counted), len(expected)) == (number, 6, 6)
-        assert [str(step) for _, step in zip(range(6), steps, strict=False)] == expected
-        assert len(counted) == 0
+        if is_counted_first:
+            numbers = range(len(counted))
+            steps = iter(counted)
+        else:
+            steps = iter(counted)
+            numbers = range(len(counted))
+        assert (counted.epoch, len(numbers), len(expected)) == (number, 6, 6)
+        assert [str(step) for _, step in zip(numbers, steps, strict=False)] == expected
+
+
+@pytest.mark.parametrize("made", [ElasticSampler, ElasticLoader])
+def test_counted_loops_continue_after_a_position_at_the_end_of_an_epoch(made: Any) -> None:
+    before, again = new(made), new(made)
+    for _ in zip(range(6), before, strict=False):
+        state = before.state_dict()
+    again.load_state_dict(state)
+    found = []
+    for _ in range(3):
+        numbers = range(len(again))
+        found.append((again.epoch, len([step for _, step in zip(numbers, again, strict=False)])))
+    assert found == [(0, 0), (0, 6), (1, 6)]
 
 
 def test_stateful_data_set_without_torchdata_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

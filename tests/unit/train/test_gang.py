@@ -63,6 +63,13 @@ def rank_of(rank: int, size: int = 2) -> Gang:
     return found
 
 
+def saving(rank: int, size: int = 2) -> Gang:
+    """Return a rank in its first save."""
+    found = rank_of(rank, size)
+    found.saves(2)
+    return found
+
+
 def test_end_does_not_wait_for_a_store_without_an_answer(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +90,7 @@ def test_end_of_the_process_starts_no_thread(store: Store, monkeypatch: pytest.M
 
     monkeypatch.setattr(threading, "Thread", refuse)
     rank_of(0).ends(End.PROCESS)
-    assert rank_of(1)._ended(is_lost=False) == (0, End.PROCESS)
+    assert saving(1)._ended(is_lost=False) == (0, End.PROCESS)
 
 
 @pytest.mark.parametrize("error", [ImportError, KeyError, AttributeError, RuntimeError])
@@ -95,10 +102,10 @@ def test_end_without_a_store_is_no_error(
 
     monkeypatch.setattr(gang, "_store", fail)
     rank_of(0).ends(End.CLOSE)
-    assert rank_of(1)._ended(is_lost=True) is None
+    assert saving(1)._ended(is_lost=True) is None
     monkeypatch.setattr(gang, "_store", lambda: store)
     rank_of(0).ends(End.CLOSE)
-    assert rank_of(1)._ended(is_lost=True) == (0, End.CLOSE)
+    assert saving(1)._ended(is_lost=True) == (0, End.CLOSE)
 
 
 def test_second_read_of_the_notes_waits_for_the_first(
@@ -106,7 +113,7 @@ def test_second_read_of_the_notes_waits_for_the_first(
 ) -> None:
     monkeypatch.setattr(gang, "STORE_SECONDS", 0.01)
     store.answers.clear()
-    waiting = rank_of(1)
+    waiting = saving(1)
     assert waiting._ended(is_lost=False) is None
     until(lambda: store.requests == ["check"])
     assert waiting._ended(is_lost=False) is None
@@ -116,10 +123,10 @@ def test_second_read_of_the_notes_waits_for_the_first(
 
 
 def test_fault_without_a_note_takes_one_request_of_each_rank(store: Store) -> None:
-    assert rank_of(1, size=1000)._ended(is_lost=True) is None
+    assert saving(1, size=1000)._ended(is_lost=True) is None
     assert store.requests == ["check"]
     rank_of(900, size=1000).ends(End.CLOSE)
-    assert rank_of(1, size=1000)._ended(is_lost=True) == (900, End.CLOSE)
+    assert saving(1, size=1000)._ended(is_lost=True) == (900, End.CLOSE)
 
 
 class Work:
@@ -147,8 +154,7 @@ def test_error_of_a_wait_has_the_end_of_the_other_rank(
 ) -> None:
     """A process that has called `sys.exit` may have had an error: its calls are not the cause."""
     rank_of(0).ends(end)
-    waiting = rank_of(1)
-    waiting.saves(2)
+    waiting = saving(1)
     for work in (Work(True), Work(False)):
         with pytest.raises(SnapshotError) as raised:
             waiting._wait(work)
@@ -157,11 +163,19 @@ def test_error_of_a_wait_has_the_end_of_the_other_rank(
         assert (SAME_CALLS in str(raised.value)) == (remedy == SAME_CALLS)
 
 
+def test_lost_connection_is_not_due_to_a_rank_that_made_the_same_calls(store: Store) -> None:
+    """As after the last save of all ranks, of which one dies and another one has gone on."""
+    saving(0).ends(End.CLOSE)
+    assert saving(1)._ended(is_lost=True) is None
+    behind = saving(1)
+    behind.saves(3)
+    assert behind._ended(is_lost=True) == (0, End.CLOSE)
+
+
 def test_call_after_an_exchange_that_did_not_end_is_an_error_at_once(store: Store) -> None:
     """It would receive the records of that exchange."""
     rank_of(0).ends(End.CLOSE)
-    waiting = rank_of(1)
-    waiting.saves(2)
+    waiting = saving(1)
     with pytest.raises(SnapshotError):
         waiting._wait(Work(False))
     text = r"rank 1 has called save\(\) of step 3, .* in save\(\) of step 2 did not end: restart"

@@ -15,6 +15,7 @@ from elasticjob_launcher.processes.process_info import (
     PF_EXITING,
     StuckWatch,
     group_has_only_zombies,
+    has_handler,
     is_beyond_return,
     kernel_wait,
     stuck_text,
@@ -43,6 +44,26 @@ def plant(
         f"Name:\ta\nState:\t{state}\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t0\n"
     )
     (thread / "wchan").write_text(wchan)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("SigIgn:\t0\nSigCgt:\t0000000000004000\n", True),
+        ("SigIgn:\t4000\nSigCgt:\t0000000000000000\n", False),
+        ("Name:\ta\nState:\tS\n", False),
+        ("SigCgt:\t", False),
+        ("SigCgt:\tnone\n", False),
+        (None, False),
+    ],
+)
+def test_handler_is_read_from_the_status_if_that_has_masks(
+    tmp_path: Path, status: str | None, expected: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    if status is not None:
+        (tmp_path / "7" / "status").write_text(status)
+    assert has_handler(7, signal.SIGTERM, tmp_path) == expected
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,16 @@ def test_workers_start_cold_at_once_beside_a_zygote_without_a_lead(
     assert gone == ["the standby is still preloading"]
 
 
+def test_load_on_busy_processors_is_no_estimate_of_the_next_one(
+    zygote: ZygoteManager, clock: list[float]
+) -> None:
+    """Its processor time is limited, not its duration; a sixth of it would be a lead."""
+    loading(zygote, clock, load=9 * Limits().seconds, lead=Limits().seconds / 2)
+    gone: list[str] = []
+    zygote.when_settled(lambda: gone.append(zygote.reason))
+    assert gone == []
+
+
 def test_workers_wait_for_a_zygote_that_works_and_not_for_one_that_stalls(
     loop: Loop, zygote: ZygoteManager, clock: list[float]
 ) -> None:
