@@ -219,7 +219,7 @@ def unpack_proposals(contents: Iterable[bytes | memoryview]) -> list[Proposal]:
 
 
 class Begin(NamedTuple):
-    """Record of one rank at the begin of a round, once the ranks have agreed on a snapshot.
+    """Record of one rank at the start of a round, once the ranks have agreed on a snapshot.
 
     Args:
         bits: random bits, of which those of rank 0 number the gang.

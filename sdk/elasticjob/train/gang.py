@@ -115,7 +115,7 @@ class Gang:
         return f"elasticjob-snapshots/{self.number:x}/{name}"
 
     def _ended(self, *, is_lost: bool) -> _Ended | None:
-        """Return a rank that makes no further call, with its last one; None if none is known.
+        """Return a rank that makes no further call, and the reason; None if none is known.
 
         A rank that has ended as often as this one may only be slower with the next call.
 
@@ -196,7 +196,7 @@ class Gang:
             if ended := self._ended(is_lost=False):
                 _leak(self._channel.group)
                 self._channel.unfinished = text_of(self._call, self._step)
-                raise SnapshotError(self._apart(ended))
+                raise SnapshotError(self._end_text(ended))
             if not self._has_warned:
                 self._has_warned = True
                 log.warning(
@@ -215,9 +215,10 @@ class Gang:
             ended = self._ended(is_lost=True)
             if not ended:
                 raise
-            raise SnapshotError(f"{self._apart(ended)} ({error})") from error
+            raise SnapshotError(f"{self._end_text(ended)} ({error})") from error
 
-    def _apart(self, ended: _Ended) -> str:
+    def _end_text(self, ended: _Ended) -> str:
+        """Return the end of another rank's calls, and the call of this one, as an error."""
         mine = f"rank {self.rank} has called {text_of(self._call, self._step)}"
         if ended.end is End.CLOSE:
             return f"rank {ended.rank} has called close(), and {mine}: {SAME_CALLS}"

@@ -130,10 +130,10 @@ class StorageWrite(StorageCall[None]):
 
         Returns False if the storage does not answer.
         """
-        self.leave_others()
+        self.stop_waiting()
         return self.has_ended()
 
-    def leave_others(self) -> None:
+    def stop_waiting(self) -> None:
         """Wait for no parts of other ranks any more."""
         self._is_awaited.set()
 
@@ -240,7 +240,7 @@ class StorageWriter:
     def give_up(self) -> None:
         """Let the write in progress, of a version that stays incomplete, wait for no other rank."""
         if self._write is not None:
-            self._write.leave_others()
+            self._write.stop_waiting()
 
     def end(self) -> bool:
         """Wait for the write in progress; return False if storage does not answer."""

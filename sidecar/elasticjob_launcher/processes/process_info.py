@@ -96,8 +96,7 @@ def kill_unless_reused(pid: int, began: str) -> None:
 
 def _start_time(pid: int) -> str:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        return stat.rpartition(")")[2].split()[19]
+        return stat_fields(PROC / str(pid))[19]
     except OSError:
         return ""
 
@@ -231,6 +230,7 @@ def _has_ended(pid: int) -> bool:
 
 
 LONGEST_LOOK_SECONDS = 1.0
+"""Maximum time that one look adds to that of a wait: the launcher may have been paused."""
 STUCK_SECONDS = 10.0
 """Time after which killed processes that have been in an uninterruptible wait are given up."""
 
@@ -267,8 +267,13 @@ class StuckWatch:
 
 
 def _state_and_flags(thread: Path) -> tuple[str, int]:
-    fields = (thread / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    fields = stat_fields(thread)
     return fields[0], int(fields[6])
+
+
+def stat_fields(entry: Path) -> list[str]:
+    """Return the fields of a process or thread of /proc, from its state on, the third, in order."""
+    return (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def kernel_wait(pid: int, proc: Path = PROC) -> str:

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
-from elasticjob_launcher.processes.process_info import descendants, kill_unless_reused
+from elasticjob_launcher.processes.process_info import (
+    LONGEST_LOOK_SECONDS,
+    PROC,
+    descendants,
+    kill_unless_reused,
+    stat_fields,
+)
 from elasticjob_launcher.processes.spawn import LaunchError, spawn
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.settings import Limits
@@ -80,8 +86,6 @@ def _own_location() -> tuple[str, str]:
 
 
 CHECK_SECONDS = 0.25
-LONGEST_CHECK_SECONDS = 1.0
-"""Maximum idle time that one check adds: the launcher may have been paused."""
 WALL_FACTOR = 10
 """Maximum duration of all imports, in multiples of their processor time."""
 
@@ -154,10 +158,10 @@ class Work:
     def look(self) -> None:
         """Add the time since the last look: all of it if the processor time cannot be read."""
         now, current = time.monotonic(), processor_seconds(self._pid)
-        passed, used = now - self._looked, now - self._looked
+        passed = used = now - self._looked
         if current is not None and self._before is not None:
             used = min(current - self._before, passed)  # threads side by side count once
-        self._idle = 0.0 if used > 0 else self._idle + min(passed, LONGEST_CHECK_SECONDS)
+        self._idle = 0.0 if used > 0 else self._idle + min(passed, LONGEST_LOOK_SECONDS)
         self._used += used
         self._looked, self._before = now, current
 
@@ -175,7 +179,7 @@ class Work:
 def processor_seconds(pid: int) -> float | None:
     """Return the processor time of all threads of a process; None if it cannot be read."""
     try:
-        return sum(map(int, _stat_fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, stat_fields(PROC / str(pid))[11:13])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None
 
@@ -184,7 +188,7 @@ def activity(pid: int) -> int | None:
     """Return a number that grows while a process computes, reads, or loads pages of files; None if
     it cannot be read."""
     try:
-        fields = _stat_fields(pid)
+        fields = stat_fields(PROC / str(pid))
         faults, ticks = fields[7:10:2], fields[11:13]
         total = sum(map(int, (*faults, *ticks)))
     except (OSError, ValueError):
@@ -193,10 +197,6 @@ def activity(pid: int) -> int | None:
         return total + int(Path(f"/proc/{pid}/io").read_text("utf-8", "replace").split()[1])
     except (OSError, ValueError, IndexError):  # a process of another user
         return total
-
-
-def _stat_fields(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def _resident_bytes(pid: int) -> int:

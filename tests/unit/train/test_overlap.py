@@ -67,6 +67,14 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
+def trained() -> Training:
+    """Return a training after its first step, with which the optimizer has a state."""
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    return training
+
+
 def copied(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.clone()
@@ -107,9 +115,7 @@ def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
     memory: Path, slow: tuple[threading.Event, list[str]]
 ) -> None:
     release, events = slow
-    training = Training()
-    training.backward()
-    training.optimizer.step()
+    training = trained()
     snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
     snapshots.restore()
     expected = copied(training.state())
@@ -206,9 +212,7 @@ def test_copy_of_a_state_that_something_else_changes_leaves_the_last_snapshot(
     change: Callable[[Training], None],
 ) -> None:
     release, _ = slow
-    training = Training()
-    training.backward()
-    training.optimizer.step()
+    training = trained()
     storage = tmp_path / "storage"
     snapshots = Snapshots(storage, every_steps=1, store_every=1, optimizers=training.optimizer)
     snapshots.restore()
@@ -251,9 +255,7 @@ def test_snapshot_for_storage_that_is_given_up_is_followed_by_another(
     interval: dict[str, Any],
     due: int,
 ) -> None:
-    training = Training()
-    training.backward()
-    training.optimizer.step()
+    training = trained()
     owner: Any = MemoryBuffers if place == "memory" else StorageWriter
     name = "commit" if place == "memory" else "start"
     real = getattr(owner, name)
@@ -292,9 +294,7 @@ def test_copy_at_a_stop_that_does_not_end_costs_no_later_snapshot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(buffers, "_LOCK_SECONDS", 0.0)
-    training = Training()
-    training.backward()
-    training.optimizer.step()
+    training = trained()
     storage = tmp_path / "storage"
     snapshots = Snapshots(storage, every_steps=1, store_every=2, optimizers=training.optimizer)
     snapshots.restore()
@@ -327,9 +327,7 @@ def test_crash_after_a_given_up_snapshot_leaves_the_one_before_it(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The own state of a rank may have been written with the snapshot that was given up."""
-    training = Training()
-    training.backward()
-    training.optimizer.step()
+    training = trained()
     real = MemoryBuffers.commit
 
     def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
@@ -400,10 +398,8 @@ def test_optimizer_of_a_model_made_after_each_restore_waits_for_its_copies(
     snapshots = Snapshots(every_steps=1, optimizers=lambda: made[-1].optimizer)
     for step in (1, 2):
         snapshots.restore()
-        training = Training()
+        training = trained()
         made.append(training)
-        training.backward()
-        training.optimizer.step()
         expected = copied(training.state())
         events.clear()
         release.clear()

@@ -281,7 +281,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         yield from _training(status, pods, where, seated | frozenset(waiting))
     if waiting:
         yield _standby(job, waiting)
-    yield from _beside_the_size(job)
+    yield from _training_details(job)
     done = [member.pod for member in status.members if member.state == "done"]
     if done:
         yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
@@ -329,7 +329,7 @@ def _unregistered(status: Status, pods: list[Pod], where: str) -> Iterator[str]:
     yield from _remedies(reasons)
 
 
-def _beside_the_size(job: ElasticJob) -> Iterator[str]:
+def _training_details(job: ElasticJob) -> Iterator[str]:
     """Yield stragglers, avoided machines, the placement, and a clamped size."""
     status = job.status
     for slow in status.stragglers:
