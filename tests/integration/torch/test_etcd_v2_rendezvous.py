@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 
 import etcd
 import pytest
@@ -13,6 +14,7 @@ from bench.rendezvous_case import run_case
 from elasticjob_rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
+    RendezvousParameters,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
@@ -23,6 +25,7 @@ from elasticjob_rendezvous.etcd_v2 import (
 )
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.etcd_v2_rig import SECONDS, Run, StartRun, agreed, together
+from tests.integration.torch.forked_gang import fork_server
 
 
 @pytest.fixture
@@ -390,15 +393,20 @@ def test_sixty_four_processes_join_at_once(run: Run, tmp_path) -> None:
     """Few requests each, independent of their number; torch's need 2N + 8 of them."""
     members = 64
     before = requests(run)
-    result = run_case(
-        members,
-        lambda index: create_rdzv_handler(run.parameters(members, members)),
-        None,
-        SECONDS,
-        tmp_path / "log",
+    joined = fork_server().Process(
+        target=join_at_once, args=(members, run.parameters(members, members), tmp_path / "log")
     )
-    assert result.wall_seconds < SECONDS
+    joined.start()
+    joined.join()
+    assert joined.exitcode == 0
     assert (requests(run) - before) / members < 40
+
+
+def join_at_once(members: int, parameters: RendezvousParameters, log: Path) -> None:
+    """Fork the members. A process of pytest that has used gRPC forks slowly: its fork hooks look
+    at each object."""
+    result = run_case(members, lambda index: create_rdzv_handler(parameters), None, SECONDS, log)
+    assert result.wall_seconds < SECONDS
 
 
 def requests(run: Run) -> int:
