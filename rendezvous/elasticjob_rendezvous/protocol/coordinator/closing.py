@@ -37,15 +37,17 @@ def outcome_of_charge(
     failures = snapshot.view.failures_of(number).values()
     text = failure_policy.failures_text(failures, snapshot.view.dones_of(number).values())
     if failure_policy.spent(charged, snapshot.bounds):
-        return _failed(f"{text} ({_spent(snapshot.bounds)})", failures)
+        return _failed(f"{text} ({_spent(charged, snapshot.bounds)})", failures)
     if crash_loop.is_without_progress(streak):
         return _failed(f"{crash_loop.no_progress_text(streak)}: {text}", failures)
     return None
 
 
-def _spent(bounds: RendezvousParams) -> str:
+def _spent(charged: tuple[int, ...], bounds: RendezvousParams) -> str:
     most = bounds.max_restarts
-    return f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
+    return (
+        f"{len(charged)} failures charged, maxRestarts is {most}" if most else "no restarts allowed"
+    )
 
 
 def _failed(text: str, failures: Collection[Failure]) -> Outcome:

@@ -107,7 +107,7 @@ def test_failure_after_the_last_restart_ends_the_job() -> None:
     assert current.outcome is not None
     assert current.outcome.kind is OutcomeKind.FAILED
     assert "exit code 3: boom" in current.outcome.detail
-    assert "after 2 restarts" in current.outcome.detail
+    assert "(3 failures charged, maxRestarts is 2)" in current.outcome.detail
 
 
 def test_without_restarts_the_first_failure_ends_the_job() -> None:

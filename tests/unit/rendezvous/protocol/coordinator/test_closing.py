@@ -37,9 +37,9 @@ def test_log_of_the_outcome_names_its_kind_and_detail(detail: str) -> None:
 
 @pytest.mark.parametrize(
     ("most", "said"),
-    [(0, "no restarts"), (1, "1 restart)"), (2, "2 restarts)")],
+    [(0, "(no restarts allowed)"), (2, "(3 failures charged, maxRestarts is 2)")],
 )
-def test_spent_budget_names_the_number_of_restarts(most: int, said: str) -> None:
+def test_spent_budget_names_the_charged_failures(most: int, said: str) -> None:
     job = Job("a", max_restarts=most).sealed("a").failure("a")
     outcome = outcome_of_charge(snapshot(job), tuple(range(most + 1)), Streak(), 1)
     assert outcome is not None
