@@ -56,7 +56,7 @@ def test_restarted_agent_keeps_the_number_that_the_launcher_counted(
     package, env = torch_of(tmp_path, FROM_A_FILE)
     (package / "number").write_text("3")
     # The lease outlasts the start of the next agent on a busy machine: the workers are not killed.
-    (pod,) = gang.pods(1, launcher_file, 15.0, env=env, nproc=("accelerators",))
+    (pod,) = gang.pods(1, launcher_file, 60.0, env=env, nproc=("accelerators",))
     workers = gang.started(1, 3)
     (package / "number").write_text("5")
     pod.agent.signal(signal.SIGKILL)
