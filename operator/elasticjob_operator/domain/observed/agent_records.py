@@ -52,6 +52,7 @@ def rendezvous_from_status(status: Status) -> RendezvousView:
     It lacks the outcome, which only the conditions hold, and the members, which only agents report.
     """
     found: dict[str, Any] = _fields(RendezvousView, status.rendezvous) if status.rendezvous else {}
+    found.pop("held_back", None)  # agents of other backends hold no member back
     if status.rendezvous is not None and status.rendezvous.cause is not None:
         cause = status.rendezvous.cause
         found["cause"] = cause_of(cause.kind, cause.members, cause.detail, cause.reasons)

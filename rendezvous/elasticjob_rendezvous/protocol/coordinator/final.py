@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.coordinator import (
     checkpoint_gate,
     crash_loop,
     failure_policy,
     repeated_losses,
 )
-from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator

@@ -17,8 +17,6 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     LossRow,
-    Member,
-    MemberState,
     Round,
     RoundState,
     cause_with_reasons,
@@ -26,7 +24,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, legal_size
-from elasticjob_rendezvous.protocol.replica import Versioned, View
+from elasticjob_rendezvous.protocol.replica import View
 
 TRAINED_SECONDS = 60.0
 """Minimum duration of a final round that counts as training: as in `crash_loop`."""
@@ -114,7 +112,10 @@ def held_back(
     The time runs on the coordinator's clock from the moment it first saw the member's session.
     """
     found = []
-    for row, member in _waiting(current, view.rosters.get(current.previous), view.members()):
+    for row in lost_again(current, view.rosters.get(current.previous)):
+        member = view.member(row.member)
+        if member is None:
+            continue
         since = timers.since(("held back", row.member, member.record.session, row.times))
         if not timers.passed(since + delay_seconds(row, bounds)):
             found.append(row.member)
@@ -138,35 +139,7 @@ def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> f
     return ended if stepped or not reports else frozenset()
 
 
-def held_back_texts(
-    current: Round,
-    roster: Roster | None,
-    members: Mapping[str, Member],
-    bounds: RendezvousParams,
-) -> Iterator[HeldBack]:
-    """Yield the waiting members that were lost again, as far as records show them."""
-    for row in _lost_again(current, roster):
-        member = members.get(row.member)
-        if member is not None and member.state is MemberState.WAITING:
-            yield described(row, bounds)
-
-
-def described(row: LossRow, bounds: RendezvousParams) -> HeldBack:
-    """Return the row for people."""
-    seconds = max(0, round((row.last_ms - row.first_ms) / 1000))
-    return HeldBack(row.name, row.times, seconds, delay_seconds(row, bounds))
-
-
-def _waiting(
-    current: Round, roster: Roster | None, members: Mapping[str, Versioned[Member]]
-) -> Iterator[tuple[LossRow, Versioned[Member]]]:
-    for row in _lost_again(current, roster):
-        member = members.get(row.member)
-        if member is not None:
-            yield row, member
-
-
-def _lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
+def lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
     """Yield the rows of members lost again that had no rank since: `roster` is the last one."""
     for row in current.losses:
         admitted = (
@@ -176,6 +149,12 @@ def _lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
         )
         if row.times > 1 and not admitted:
             yield row
+
+
+def described(row: LossRow, bounds: RendezvousParams) -> HeldBack:
+    """Return the row for people."""
+    seconds = max(0, round((row.last_ms - row.first_ms) / 1000))
+    return HeldBack(row.name, row.times, seconds, delay_seconds(row, bounds))
 
 
 def _lost(cause: Cause, ended: Roster | None) -> list[RankAssignment]:
