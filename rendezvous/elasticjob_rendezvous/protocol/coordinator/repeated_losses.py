@@ -9,8 +9,7 @@ doubles with each loss. Others do not wait for it; a gang that cannot form witho
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.records.members import (
@@ -35,7 +34,8 @@ NAMED = 3
 """Maximum number of members whose rows a cause repeats."""
 
 
-class HeldBack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeldBack:
     """Member that waits, although the gang could grow by it; for people.
 
     `times` losses within `seconds`; it counts once it has been registered for `delay_seconds`.
