@@ -226,8 +226,8 @@ class FailureStatus(StatusModel):
     traceback: str = ""
     """Python traceback, if there was one."""
     returned: bool | None = None
-    """For NodeLost: true if the agent registered again from the same pod, false if that pod has
-    ended or was deleted; absent while unknown."""
+    """Return of a node with class NodeLost: true if its agent registered again from the same pod,
+    false if that pod has ended or was deleted; absent while unknown."""
 
 
 class StopStatus(StatusModel):

@@ -168,7 +168,7 @@ _LOST_NODES: Mapping[bool | None, Entry] = {
     True: Entry(
         "its agent did not answer for a while, for example because it had too little processor "
         "time or no network, or was restarted",
-        "Check the load and the network of that machine; its pod runs on, its agent has registered "
+        "Check the load and the network of that machine; its pod ran on, its agent has registered "
         "again, and no restart is charged",
     ),
 }

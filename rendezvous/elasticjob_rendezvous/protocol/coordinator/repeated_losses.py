@@ -67,7 +67,7 @@ def delay_seconds(row: LossRow, bounds: RendezvousParams) -> float:
 def after_loss(
     current: Round, cause: Cause, ended: Roster | None, utc_ms: int
 ) -> tuple[LossRow, ...]:
-    """Return the rows after round `ended` ended for this cause.
+    """Return the rows after the end of round `ended` for this cause.
 
     The loss of more than half of a gang, as in an outage of etcd, says nothing about its members.
     """

@@ -568,7 +568,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "Between two rounds, because job-2 was lost: 3 of 3 nodes have joined (at least 2 are "
         "needed). Latest failure, in round 1: job-2: its agent did not answer for a while, for "
         "example because it had too little processor time or no network, or was restarted. Check "
-        "the load and the network of that machine; its pod runs on, its agent has registered "
+        "the load and the network of that machine; its pod ran on, its agent has registered "
         "again, and no restart is charged.",
     ),
     "drained": (
