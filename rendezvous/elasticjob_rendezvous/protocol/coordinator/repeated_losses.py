@@ -69,7 +69,7 @@ def after_loss(
 ) -> tuple[LossRow, ...]:
     """Return the rows after the end of round `ended` for this cause.
 
-    The loss of more than half of a gang, as in an outage of etcd, says nothing about its members.
+    The loss of more than half of a gang is not counted: its cause is etcd or the network.
     """
     lost = _lost(cause, ended)
     if ended is None or 2 * len(lost) > len(ended.seats):
