@@ -1,4 +1,4 @@
-"""Plans drawn from seeds: sixteen kinds of runs. No state besides a `Random(seed)`."""
+"""Plans drawn from seeds: seventeen kinds of runs. No state besides a `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -320,6 +320,35 @@ def _endpoints(rng: Random) -> Plan:
     return replace(base, endpoints=rng.choice((2, 3)))
 
 
+def _starved(rng: Random) -> Plan:
+    """Draw a run with one agent that has no processor time again and again, for over a lease."""
+    base = _base(rng, "starved")
+    bounds = replace(
+        base.bounds,
+        max_nodes=max(3, base.bounds.max_nodes),
+        increment=1,
+        keep_alive_seconds=rng.choice((2.0, 2.0, 3.0)),
+        last_call_seconds=1.0,
+        settle_seconds=0.3,
+    )
+    arrivals = base.arrivals + (0.3,) * max(0, 3 - len(base.arrivals))
+    target, fault = rng.randrange(16), rng.choice(("stop_agent", "stop_agent", "freeze"))
+    actions, at = [], 2.5
+    for _ in range(5):
+        seconds = bounds.keep_alive_seconds + 0.8 + 1.5 * rng.random()
+        actions.append(Action(at, fault, target, seconds))
+        at += seconds + 1.5 + 2.0 * rng.random()
+    more = _actions(rng, rng.choice((0, 0, 1)), CHURN, 1.0, at)
+    return replace(
+        base,
+        bounds=bounds,
+        arrivals=arrivals,
+        orphan_seconds=30.0,
+        actions=tuple(sorted((*actions, *more), key=lambda action: action.at)),
+        quiet_at=at,
+    )
+
+
 def _storm(rng: Random) -> Plan:
     """Draw a run with all faults together."""
     kinds = CHURN + ETCD + CUTS + STILL + SCALE + ONE_WAY + RACK + REFUSING + ENDPOINTS
@@ -359,4 +388,5 @@ PROFILES: dict[str, Profile] = {
     "pause": _pause,
     "quiet": _quiet,
     "scale": _scale,
+    "starved": _starved,
 }

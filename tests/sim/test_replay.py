@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.run import lines, simulate
 
-SEEDS = range(16)  # one of each profile
+SEEDS = range(17)  # one of each profile
 
 
 def fingerprint(seed: int) -> str:

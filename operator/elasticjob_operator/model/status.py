@@ -32,6 +32,8 @@ MAX_SENTENCES = 32
 """Maximum number of sentences in the explanation, which usually has far fewer."""
 MAX_AVOIDED = 10
 """Maximum number of avoided nodes, and of stragglers."""
+MAX_HELD_BACK = 10
+"""Maximum number of nodes listed that are not admitted to a round yet."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
 MAX_UNSAVED = 16
@@ -85,6 +87,19 @@ class CauseStatus(StatusModel):
     """Reasons such as SIGTERM, EvictionByEvictionAPI or PeersAborted, at most ten."""
 
 
+class HeldBackNode(StatusModel):
+    """Node that was lost repeatedly without progress, and is not admitted to a round yet."""
+
+    pod: str
+    """Name of the pod."""
+    losses: int
+    """Number of losses in a row."""
+    seconds: int
+    """Time from the first to the last of them."""
+    delay_seconds: int
+    """Time for which it must have been registered before it is admitted."""
+
+
 class RendezvousStatus(StatusModel):
     """State of the rendezvous."""
 
@@ -98,6 +113,10 @@ class RendezvousStatus(StatusModel):
     """Number of nodes that wait for the next round."""
     waiting_reason: str | None = None
     """Reason for which nodes wait, if they wait for more than a moment."""
+    held_back: Annotated[list[HeldBackNode], Field(max_length=MAX_HELD_BACK)] = Field(
+        default_factory=list
+    )
+    """Waiting nodes that were lost repeatedly without progress, at most ten."""
     world_size: int = 0
     """Number of workers in the round."""
     master: str | None = None
@@ -206,6 +225,9 @@ class FailureStatus(StatusModel):
     """Error message."""
     traceback: str = ""
     """Python traceback, if there was one."""
+    returned: bool | None = None
+    """Return of a node with class NodeLost: true if its agent registered again from the same pod,
+    false if that pod has ended or was deleted; absent while unknown."""
 
 
 class StopStatus(StatusModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.protocol.coordinator import failure_policy
+from elasticjob_rendezvous.protocol.coordinator import failure_policy, repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.scale_up import waiting_reason
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.protocol.member_key import MemberKey
@@ -19,7 +19,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     RoundState,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.records.roster import Roster, legal_size
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
 from elasticjob_rendezvous.protocol.worker_group import Workers
 
@@ -83,12 +83,17 @@ def _why_idle(facts: Facts, current: Round) -> str:
     if current.state is RoundState.JOINABLE and current.number == 1 and bounds is not None:
         fewest = f"with at least {bounds.min_nodes} after {bounds.last_call_seconds:g} s"
         return f"{text}: it starts with {bounds.wanted} nodes, or {fewest}"
-    held = facts.bounds is not None and facts.bounds.scale_up_wait_seconds > 0
-    if not held or current.state is not RoundState.FINAL:
+    if bounds is None or current.state is not RoundState.FINAL:
         return text
-    assert facts.bounds is not None
+    roster = facts.own.view.rosters.get(current.number)
+    id = facts.own.config.identity.id
+    for row in repeated_losses.lost_again(current, roster):
+        if row.member == id and legal_size(bounds, current.nodes + 1) > current.nodes:
+            return f"{text}: {repeated_losses.described(row, bounds).text}"
+    if bounds.scale_up_wait_seconds <= 0:
+        return text
     # A member that does not coordinate knows only of itself.
-    reason = waiting_reason(facts.bounds, current.nodes, 1)
+    reason = waiting_reason(bounds, current.nodes, 1)
     return f"{text}: {reason}" if reason else text
 
 

@@ -18,6 +18,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.worker_group import Workers
+from tests.sim.invariants import repeated_losses
 
 if TYPE_CHECKING:
     from tests.sim.invariants.checker import Checker
@@ -137,7 +138,8 @@ def _check_survivors(checker: Checker, after: Round) -> None:
     seated = {assignment.id for assignment in roster.seats}
     new = [id for id in after.ids if id not in seated]
     waiting = _waiting(checker, after.previous)
-    passed = sorted(seated & waiting - set(after.ids) - checker.unheard)
+    held = repeated_losses.held_back(checker, after)
+    passed = sorted(seated & waiting - set(after.ids) - checker.unheard - held)
     checker.need(not (new and passed), "survivors first", f"{new} before {passed}")
 
 

@@ -22,7 +22,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import Roster, legal_size
-from tests.sim.invariants import causes, charging, checkpoints
+from tests.sim.invariants import causes, charging, checkpoints, repeated_losses
 from tests.sim.invariants.crash_loop import Crashing
 from tests.sim.processes.agent import UTC_START_MS
 from tests.sim.processes.operator import OPERATOR
@@ -222,6 +222,7 @@ class Checker:
             charging.check_counts(self, before, after)
             self.crashing.changed(before, after)
             causes.check(self, before, after)
+            repeated_losses.check(self, before, after)
         if after.number > self.highest:
             self.reopened_at[self.highest] = self.world.now
         self.highest = max(self.highest, after.number)
@@ -388,6 +389,12 @@ class Checker:
 
     def sessions_of(self, id: str) -> tuple[KeyValue, ...]:
         return self.world.etcd.range(Range(self.world.keys.sessions(id), prefix=True)).kvs
+
+    def registered_seconds(self, id: str) -> float:
+        """Return the time since the newest session of a member registered; 0 without one."""
+        keys = [kv.key for kv in self.sessions_of(id)]
+        times = [self._registered_at[key] for key in keys if key in self._registered_at]
+        return self.world.now - max(times, default=self.world.now)
 
     def wiped(self) -> None:
         """Reset after etcd lost its data: sessions are over, numbers and rosters are not."""

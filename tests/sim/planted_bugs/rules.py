@@ -16,6 +16,7 @@ from elasticjob_rendezvous.protocol.coordinator import (
     final,
     frozen,
     quorum,
+    repeated_losses,
     round_end,
     scale_up,
 )
@@ -131,6 +132,32 @@ def excused_round_not_counted() -> Iterator[EngineFactory]:
 def no_back_off() -> Iterator[EngineFactory]:
     """Restart a script that fails at its start at once, forever."""
     with patch.object(crash_loop, "pause_seconds", lambda _: 0.0):
+        yield Engine
+
+
+@bug("starved", seed=1)
+def lost_again_and_admitted_at_once() -> Iterator[EngineFactory]:
+    """Admit a member that is lost again and again as soon as it registers."""
+    with patch.object(repeated_losses, "held_back", lambda *_: frozenset()):
+        yield Engine
+
+
+@bug("starved", seed=0)
+def every_loss_is_the_first() -> Iterator[EngineFactory]:
+    """Forget the losses of a member with the next round."""
+    after = repeated_losses.after_loss
+
+    def planted(current: Round, *rest: Any) -> Any:
+        return after(replace(current, losses=()), *rest)
+
+    with patch.object(repeated_losses, "after_loss", planted):
+        yield Engine
+
+
+@bug("starved", seed=0)
+def losses_end_at_the_start_of_a_round() -> Iterator[EngineFactory]:
+    """End a row of losses when a round starts with its member, before it has trained."""
+    with patch.object(repeated_losses, "TRAINED_SECONDS", 0.5):
         yield Engine
 
 

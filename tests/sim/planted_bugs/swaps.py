@@ -18,6 +18,7 @@ from elasticjob_rendezvous.protocol.coordinator import (
     failure_policy,
     final,
     frozen,
+    repeated_losses,
     round_end,
 )
 from elasticjob_rendezvous.protocol.directives import Stop
@@ -247,6 +248,12 @@ def every_failure_is_the_first(after_failure: Any) -> Any:
         return found
 
     return planted
+
+
+@swap("starved", repeated_losses, "delay_seconds", seed=4)
+def delays_are_halved(delay_seconds: Any) -> Any:
+    """Halve the delay of a member that was lost again."""
+    return lambda row, bounds: delay_seconds(row, bounds) / 2
 
 
 @swap("scale", checkpoint_gate, "_have_saved", seed=62)

@@ -150,7 +150,7 @@ FAILURE_CLASSES: Mapping[str, Entry] = {
     ),
     FailureClass.NODE_LOST: Entry(
         "it disappeared without reporting an error, for example because its node was lost",
-        "Check that machine; another pod takes its place, and no restart is charged",
+        "Check that machine; no restart is charged",
     ),
     FailureClass.PREEMPTED: Entry(
         "the cluster needed its resources for other pods",
@@ -159,6 +159,20 @@ FAILURE_CLASSES: Mapping[str, Entry] = {
     ),
 }
 """Meaning and remedy by class. A class that is absent here comes from a newer agent."""
+_LOST_NODES: Mapping[bool | None, Entry] = {
+    None: FAILURE_CLASSES[FailureClass.NODE_LOST],
+    False: Entry(
+        FAILURE_CLASSES[FailureClass.NODE_LOST].meaning,
+        "Check that machine; another pod takes its place, and no restart is charged",
+    ),
+    True: Entry(
+        "its agent did not answer for a while, for example because it had too little processor "
+        "time or no network, or was restarted",
+        "Check the load and the network of that machine; its pod ran on, its agent has registered "
+        "again, and no restart is charged",
+    ),
+}
+"""Meaning and remedy of a lost node by `FailureStatus.returned`."""
 UNCHARGED_CLASSES = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
 """Classes of lost or preempted nodes: none of their workers failed."""
 UNKNOWN_CLASS = Entry("a worker failed", "See the pod's log")
@@ -188,6 +202,8 @@ def failure_meaning(failure: FailureStatus) -> str:
     """Return the meaning of a failure, without a full stop."""
     if failure.class_ == FailureClass.SIGNAL and failure.signal is failure.exit_code is None:
         return "its workers were ended from outside"
+    if failure.class_ == FailureClass.NODE_LOST:
+        return _LOST_NODES[failure.returned].meaning
     return FAILURE_CLASSES.get(failure.class_, UNKNOWN_CLASS).meaning
 
 
@@ -198,6 +214,8 @@ def failure_remedy(failure: FailureStatus) -> str:
     signum = failure.signal or (failure.exit_code or 0) - 128
     of_signal = _SIGNAL_REMEDIES.get(signum)
     match failure.class_:
+        case FailureClass.NODE_LOST:
+            return _LOST_NODES[failure.returned].remedy
         case FailureClass.USER_ERROR if not explained:
             return "Correct the script: its whole output is in the pod's log"
         case FailureClass.SIGNAL if of_signal is not None:

@@ -51,6 +51,7 @@ from elasticjob_operator.model.types import (
     RendezvousState,
     ScaleUp,
 )
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.text import counted
 
@@ -279,8 +280,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         yield from _unregistered(status, pods, where)
     else:
         yield from _training(status, pods, where, seated | frozenset(waiting))
-    if waiting:
-        yield _standby(job, waiting)
+    yield from _waiting(job, waiting)
     yield from _training_details(job)
     done = [member.pod for member in status.members if member.state == "done"]
     if done:
@@ -342,6 +342,22 @@ def _training_details(job: ElasticJob) -> Iterator[str]:
         )
     yield from place_sentences(status)
     yield from _clamped(job)
+
+
+def _waiting(job: ElasticJob, waiting: list[str]) -> Iterator[str]:
+    """Yield the reasons that keep waiting nodes out of the round."""
+    current, sizes = _current(job.status), legal_sizes(job.spec)
+    held = {node.pod: node for node in current.held_back if node.pod in waiting}
+    larger = any(
+        size in sizes for size in range(current.nodes + 1, current.nodes + 1 + len(waiting))
+    )
+    if current.nodes >= job.status.wanted_nodes or not larger:
+        held = {}
+    for node in held.values():
+        yield HeldBack(node.pod, node.losses, node.seconds, node.delay_seconds).text
+    rest = [pod for pod in waiting if pod not in held]
+    if rest:
+        yield _standby(job, rest)
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:

@@ -90,6 +90,8 @@ def failure_sentences(job: ElasticJob) -> Iterator[str]:
     failure = latest_failure(job.status)
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
+    if job.status.phase in ENDED_PHASES and failure.returned is False:
+        failure = failure.model_copy(update={"returned": None})  # no pod takes its place any more
     yield f"{_failure_place(failure)}: {failure_meaning(failure)}" + _message(failure)
     yield failure_remedy(failure)
     used, most = job.status.restarts, job.spec.max_restarts

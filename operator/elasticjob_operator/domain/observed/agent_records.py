@@ -33,6 +33,7 @@ from elasticjob_operator.domain.status.rounds import cause_of, history
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import Phase, RendezvousState
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
@@ -52,6 +53,10 @@ def rendezvous_from_status(status: Status) -> RendezvousView:
     It lacks the outcome, which only the conditions hold, and the members, which only agents report.
     """
     found: dict[str, Any] = _fields(RendezvousView, status.rendezvous) if status.rendezvous else {}
+    found["held_back"] = tuple(
+        HeldBack(node.pod, node.losses, node.seconds, node.delay_seconds)
+        for node in (status.rendezvous.held_back if status.rendezvous is not None else ())
+    )
     if status.rendezvous is not None and status.rendezvous.cause is not None:
         cause = status.rendezvous.cause
         found["cause"] = cause_of(cause.kind, cause.members, cause.detail, cause.reasons)

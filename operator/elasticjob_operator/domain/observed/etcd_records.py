@@ -10,6 +10,12 @@ from elasticjob_operator.domain.observed.state import Offence, RendezvousView, S
 from elasticjob_operator.domain.status.rounds import final_at, utc_time
 from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.coordinator import failure_policy
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import (
+    NAMED,
+    HeldBack,
+    described,
+    lost_again,
+)
 from elasticjob_rendezvous.protocol.coordinator.scale_up import waiting_reason
 from elasticjob_rendezvous.protocol.kv import KeyValue
 from elasticjob_rendezvous.protocol.records import agent_reports
@@ -30,7 +36,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.records.roster import Roster, legal_size
 from elasticjob_rendezvous.protocol.records.timings import History
 
 _MACHINE_CLASSES = frozenset(
@@ -219,6 +225,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         nodes=current.nodes if sealed else len(current.ids),
         waiting=waiting,
         waiting_reason=_waiting_reason(found, waiting),
+        held_back=tuple(_held_back(found)),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
         cause=_with_reasons(current.cause),
@@ -231,6 +238,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         failures_charged=len(current.charged),
         interruptions=current.counts,
         offences=tuple(_offences(found)),
+        lost=_lost(found, current),
         first_failure=_first_failure(found, current),
         outcome=None if current.outcome is None else _with_reason(current.outcome),
     )
@@ -256,7 +264,37 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     current, bounds = found.round, found.bounds
     if current is None or bounds is None or current.state is not RoundState.FINAL:
         return ""
+    held = tuple(_held_back(found))
+    grows = legal_size(bounds, current.nodes + waiting) > current.nodes
+    if held and grows:
+        more = f"; and {len(held) - NAMED} more nodes" if len(held) > NAMED else ""
+        return "; ".join(each.text for each in held[:NAMED]) + more
     return waiting_reason(bounds, current.nodes, waiting)
+
+
+def _held_back(found: Records) -> Iterator[HeldBack]:
+    """Yield the waiting members that were lost again, while a round is final."""
+    current, bounds = found.round, found.bounds
+    if current is None or bounds is None or current.state is not RoundState.FINAL:
+        return
+    waiting = {member.id for member in found.members if member.state is MemberState.WAITING}
+    for row in lost_again(current, found.roster):
+        if row.member in waiting:
+            yield described(row, bounds)
+
+
+def _lost(found: Records, current: Round) -> dict[tuple[int, str], str]:
+    """Return the ids of lost members by the round in which they were lost and their name."""
+    causes = {number: history.cause for number, history in found.histories.items()}
+    lost = {}
+    for number, cause in (causes | {current.number: current.cause}).items():
+        before = max((n for n in found.rosters if n < number), default=None)
+        if cause.kind is not CauseKind.LOSS or before is None:
+            continue
+        for seat in found.rosters[before].seats:
+            if seat.name in cause.members:
+                lost[before, seat.name] = seat.id
+    return lost
 
 
 def _offences(found: Records) -> Iterator[Offence]:

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -52,6 +53,7 @@ class RendezvousView:
         round: number of the round; 0 before the first.
         nodes, world_size, master: properties of the round; master is the pod of rank 0.
         waiting: number of members that wait for the next round, for `waiting_reason`.
+        held_back: those of them that were lost again, while a round is final.
         since: UTC time of the last transition.
         members: members, in any order.
         ranks: group ranks in the current round by id of the member.
@@ -60,6 +62,7 @@ class RendezvousView:
         interruptions: number of rounds ended for uncharged reasons.
         first_failure: culprit of the latest failure: the worker that failed first in its round.
         offences: failures caused by machines in the rounds still on record, oldest first.
+        lost: ids of lost members by the round in which they were lost and their name.
         outcome: set if the state is closed; its `reason` is a `StopReason`, or empty.
     """
 
@@ -68,6 +71,7 @@ class RendezvousView:
     nodes: int = 0
     waiting: int = 0
     waiting_reason: str = ""
+    held_back: tuple[HeldBack, ...] = ()
     world_size: int = 0
     master: str | None = None
     cause: Cause | None = None
@@ -78,6 +82,7 @@ class RendezvousView:
     failures_charged: int = 0
     interruptions: Counts = field(default_factory=Counts)
     offences: tuple[Offence, ...] = ()
+    lost: Mapping[tuple[int, str], str] = field(default_factory=dict)
     first_failure: Failure | None = None
     outcome: Outcome | None = None
 

@@ -270,9 +270,11 @@ def _recoveries(before: Status, after: Status) -> Iterator[Event]:
 
 
 def _failure(before: Status, after: Status) -> Iterator[Event]:
-    failure = latest_failure(after)
-    if failure is None or failure == latest_failure(before):
+    failure, known = latest_failure(after), latest_failure(before)
+    if failure is None:
         return
+    if known is not None and failure == known.model_copy(update={"returned": failure.returned}):
+        return  # of a lost node, only its return or its end became known
     deduplication_key = _round_key(after, failure.round)
     if failure.class_ in UNCHARGED_CLASSES:
         yield Event(EventType.WARNING, failure.class_, lost_node_text(failure), deduplication_key)
@@ -284,8 +286,10 @@ def lost_node_text(failure: FailureStatus) -> str:
     """Return one sentence for a lost or preempted node, none of whose workers failed."""
     where = f" on {failure.node}" if failure.node else ""
     detail = f": {failure.message}" if failure.message else ""
+    then = {True: "; its agent has registered again", False: "; another pod takes its place"}
+    after = "" if failure.returned is None else then[failure.returned]
     meaning = failure_meaning(failure)
-    return f"{failure.pod}{where} was lost in round {failure.round}: {meaning}{detail}"
+    return f"{failure.pod}{where} was lost in round {failure.round}: {meaning}{detail}{after}"
 
 
 def failure_text(failure: FailureStatus) -> str:

@@ -162,7 +162,25 @@ def last_failure(
         known = None  # etcd lost the rounds after which these are counted
     found = [failure for failure in (known, worker, lost) if failure]
     # Within a round a worker's own failure takes precedence over one derived from a pod's end.
-    return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
+    latest = max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
+    if latest is None or latest.class_ != FailureClass.NODE_LOST or latest.returned is not None:
+        return latest
+    return latest.model_copy(update={"returned": _has_returned(latest, view, pods)})
+
+
+def _has_returned(failure: FailureStatus, view: RendezvousView, pods: Iterable[Pod]) -> bool | None:
+    """Return True if the agent of a lost node registered again, False if its pod has ended or is
+    deleted, None while neither is known.
+
+    A pod that the API server shows as running proves nothing: its machine may be gone.
+    """
+    id = view.lost.get((failure.round, failure.pod))
+    if id is not None and any(member.id == id for member in view.members):
+        return True
+    known = [pod for pod in pods if (pod.name == failure.pod if id is None else pod.uid == id)]
+    if any(pod.active for pod in known):
+        return None
+    return False if view.readable else None
 
 
 def _is_echo(worker: FailureStatus, known: FailureStatus | None, view: RendezvousView) -> bool:

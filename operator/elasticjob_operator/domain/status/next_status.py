@@ -48,12 +48,14 @@ from elasticjob_operator.domain.status.snapshots import snapshots_status
 from elasticjob_operator.domain.status.store_condition import store_refusal
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
+    MAX_HELD_BACK,
     MAX_MEMBERS,
     MAX_REASONS,
     MAX_ROUNDS,
     MAX_SENTENCES,
     MAX_UNSAVED,
     CauseStatus,
+    HeldBackNode,
     Interruptions,
     LaunchStatus,
     MemberStatus,
@@ -209,6 +211,15 @@ def _rendezvous(view: RendezvousView, reason: str, before: Status) -> Rendezvous
         nodes=view.nodes,
         waiting=view.waiting,
         waiting_reason=view.waiting_reason or None,
+        held_back=[
+            HeldBackNode(
+                pod=held.name,
+                losses=held.times,
+                seconds=held.seconds,
+                delay_seconds=round(held.delay_seconds),
+            )
+            for held in view.held_back[:MAX_HELD_BACK]
+        ],
         world_size=view.world_size,
         master=view.master,
         cause=_cause(view.cause, reason),

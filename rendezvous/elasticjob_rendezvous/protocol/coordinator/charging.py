@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
-from elasticjob_rendezvous.protocol.coordinator import crash_loop, failure_policy
+from elasticjob_rendezvous.protocol.coordinator import crash_loop, failure_policy, repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
     counted,
     leave_cause,
@@ -94,12 +94,13 @@ def decide_charges(
 def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
     """Leave a failure uncharged; a next round that began for the failure gets the real cause."""
     current = snapshot.current
-    cause = current.cause
+    cause, roster = current.cause, snapshot.view.rosters.get(number)
+    losses = repeated_losses.after_loss(current, reason, roster, snapshot.clock.utc_ms)
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
-        cause = reason
+        cause = repeated_losses.explained(reason, losses, roster, snapshot.bounds)
     counts = counted(current.counts, reason.kind)
     pending = _without(current.pending, number)
-    uncharged = replace(current, pending=pending, cause=cause, counts=counts)
+    uncharged = replace(current, pending=pending, cause=cause, counts=counts, losses=losses)
     gone = ", ".join(reason.members[:3])
     note = f"round {number}: failure not charged: {gone} was lost or left"
     ops = corrected_cause(snapshot.view.histories.get(current.number), cause)

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob_rendezvous.protocol.coordinator import checkpoint_gate, crash_loop, failure_policy
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.coordinator import (
+    checkpoint_gate,
+    crash_loop,
+    failure_policy,
+    repeated_losses,
+)
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
@@ -36,8 +42,8 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     roster = view.rosters.get(current.number)
     if roster is None:
         return None
-    silent = memory.silenced.ids(timers)
-    judgement = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
+    waits = memory.silenced.ids(timers) | repeated_losses.held_back(view, current, bounds, timers)
+    judgement = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, waits)
     if judgement.succeeded:
         return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
     if bounds.closing is not None:
@@ -48,7 +54,22 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
             return _request_save(snapshot, save)
         case RoundEnd() as end:
             return _reopen(snapshot, memory, end)
-    return record_start(snapshot, roster) or clear_surplus(snapshot)
+    return (
+        record_start(snapshot, roster)
+        or clear_surplus(snapshot)
+        or _end_rows(snapshot, roster, timers)
+    )
+
+
+def _end_rows(snapshot: Snapshot, roster: Roster, timers: Timers) -> RoundUpdate | None:
+    """End the rows of losses of the members with which this round has trained."""
+    current = snapshot.current
+    ended = repeated_losses.rows_to_end(snapshot.view, current, roster, timers)
+    if not ended:
+        return None
+    losses = tuple(row for row in current.losses if row.member not in ended)
+    note = f"round {current.number} trains: earlier losses of its members no longer count"
+    return write_round(snapshot, replace(current, losses=losses), note)
 
 
 def _save_and_close(
@@ -113,6 +134,9 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
         cause = crash_loop.explained(cause, streak)
     elif failures and cause.kind is CauseKind.FAILURE:
         pending = (*pending, number)
+    roster = snapshot.view.rosters.get(number)
+    losses = repeated_losses.after_loss(current, cause, roster, snapshot.clock.utc_ms)
+    cause = repeated_losses.explained(cause, losses, roster, snapshot.bounds)
     _note_detection(snapshot, memory, judgement)
     again = replace(
         current,
@@ -124,6 +148,7 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
         port_retries=retries,
         counts=counts,
         streak=streak,
+        losses=losses,
     )
     names = ", ".join(cause.members[:3])
     return write_round(snapshot, again, f"round {number + 1} opens: {cause.kind} {names}".rstrip())

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
-from elasticjob_rendezvous.protocol.coordinator import crash_loop, data_loss, quorum
+from elasticjob_rendezvous.protocol.coordinator import (
+    crash_loop,
+    data_loss,
+    quorum,
+    repeated_losses,
+)
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import with_later_leaves
 from elasticjob_rendezvous.protocol.coordinator.closing import close
 from elasticjob_rendezvous.protocol.coordinator.fencing import fence_late
@@ -45,15 +50,20 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     called = enough and timers.over(call, bounds.last_call_seconds)
     choice = quorum.choose(count, bounds, current.previous, called)
     if isinstance(choice, quorum.Wait):
-        memory.awaited = max(0, bounds.wanted - len(count.waiting))
+        memory.awaited = max(0, bounds.wanted - count.held - len(count.waiting))
         return _join_timeout(snapshot, timers, choice)
     return _freeze(snapshot, choice)
 
 
 def _count(snapshot: Snapshot, memory: Coordinator, roster: Roster | None) -> quorum.Quorum:
-    members, previous, bounds = snapshot.view.members(), snapshot.current.previous, snapshot.bounds
+    view, current, bounds = snapshot.view, snapshot.current, snapshot.bounds
+    members, previous = view.members(), current.previous
     silent = memory.silenced.ids(memory.timers)
-    count = quorum.take(members, previous, roster, bounds, silent)
+    held = repeated_losses.held_back(view, current, bounds, memory.timers)
+    count = quorum.take(members, previous, roster, bounds, silent, held)
+    if held and legal_size(bounds, len(count.waiting)) == 0:
+        # No round is possible without them: idle workers cost more than another loss.
+        count = quorum.take(members, previous, roster, bounds, silent)
     if silent and legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: they may be asked again.
         count = quorum.take(members, previous, roster, bounds, ())

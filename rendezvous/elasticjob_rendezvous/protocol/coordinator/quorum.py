@@ -22,12 +22,14 @@ class Quorum:
         unstopped: may still have running workers of an older round.
         survivors: of the last roster, present and not about to leave.
         live: present and not about to leave.
+        held: number of waiting members that were lost again and do not count yet.
     """
 
     waiting: tuple[Member, ...]
     unstopped: tuple[Member, ...]
     survivors: frozenset[str]
     live: frozenset[str]
+    held: int = 0
 
 
 def take(
@@ -36,11 +38,16 @@ def take(
     roster: Roster | None,
     bounds: RendezvousParams,
     silenced: Container[str],
+    held: frozenset[str] = frozenset(),
 ) -> Quorum:
-    """Group the members. `silenced` ids failed to confirm recently and do not count."""
+    """Group the members.
+
+    `silenced` ids failed to confirm recently, `held` ones were lost again: they do not count.
+    """
     seated = {assignment.id for assignment in roster.seats} if roster else set()
     marked = {drain_request.member for drain_request in bounds.marks}
     waiting, unstopped, live = [], [], set()
+    held_waiting = 0
     for id, versioned in members.items():
         member = versioned.record
         goes = member.state is MemberState.LEAVING or id in marked
@@ -48,14 +55,17 @@ def take(
             live.add(id)
         if member.state is MemberState.WAITING and (member.round >= previous or id not in seated):
             if not goes and id not in silenced and bounds.agrees(member):
-                waiting.append(member)
+                held_waiting += id in held
+                if id not in held:
+                    waiting.append(member)
         elif member.state is not MemberState.DONE and not member.stopped:
             unstopped.append(member)
     return Quorum(
         tuple(waiting),
         tuple(unstopped),
-        frozenset(seated & live),
+        frozenset(seated & live - held),
         frozenset(live),
+        held_waiting,
     )
 
 
@@ -81,16 +91,17 @@ def choose(
 
     Survivors of the last roster come first, then the rest, each in rank order. After the first
     round the last call ends once all survivors wait, if they are enough: idle workers cost more
-    than a later join.
+    than a later join. Nobody waits for members that are held back.
     """
     target = legal_size(bounds, len(quorum.waiting))
     if target < bounds.min_nodes or target == 0:
         return Wait(f"{len(quorum.waiting)} of at least {bounds.min_nodes} members are waiting")
     waiting = {member.id for member in quorum.waiting}
     recovering = previous > 0 and len(waiting & quorum.survivors) >= bounds.min_nodes
-    complete = len(waiting) >= bounds.wanted or (recovering and quorum.survivors <= waiting)
+    wanted = bounds.wanted - quorum.held
+    complete = len(waiting) >= wanted or (recovering and quorum.survivors <= waiting)
     if not complete and not last_call_over:
-        return Wait(f"{len(waiting)} of {bounds.wanted} wanted members are waiting", True)
+        return Wait(f"{len(waiting)} of {wanted} wanted members are waiting", True)
     ids = [member.id for member in by_name(quorum.waiting)]
     if len(ids) > target:
         ids.sort(key=lambda id: id not in quorum.survivors)

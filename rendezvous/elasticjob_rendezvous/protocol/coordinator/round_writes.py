@@ -69,12 +69,13 @@ def write_round(
     view, own, keys = snapshot.view, snapshot.own, snapshot.view.keys
     revision = view.round.modified if view.round else 0
     others = [m for m in view.members().values() if m.key != own.key]
+    moved = view.round is None or (new.number, new.state) != _place(view.round.record)
     second = min(others, key=lambda member: member.created, default=None)
     record = replace(
         new,
         coordinator=own.record.id,
         successor=second.record.id if second else "",
-        since_ms=snapshot.clock.utc_ms,
+        since_ms=snapshot.clock.utc_ms if moved else new.since_ms,
         save=new.save if new.state is RoundState.FINAL else None,
         fenced=() if new.state is RoundState.FINAL else new.fenced,
     )
@@ -90,6 +91,10 @@ def write_round(
         ),
         note,
     )
+
+
+def _place(current: Round) -> tuple[int, RoundState]:
+    return current.number, current.state
 
 
 def at_seal(

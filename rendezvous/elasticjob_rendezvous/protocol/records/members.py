@@ -353,6 +353,25 @@ class Streak:
 
 
 @dataclass(frozen=True, slots=True)
+class LossRow:
+    """Losses of one member in a row, without a round with it that trained; see `repeated_losses`.
+
+    Args:
+        member, name: the member's id and its name.
+        times: number of losses.
+        round: the round in which it was lost last.
+        first_ms, last_ms: UTC times of the first and of the last loss, for people.
+    """
+
+    member: str
+    name: str
+    times: int = 1
+    round: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """State machine of the job: one key, written by the coordinator; any member may close it.
 
@@ -370,6 +389,7 @@ class Round:
         streak: the charged failures in a row up to now.
         save: while final: the checkpoint requested before this round ends.
         fenced: until it is final: members whose key was deleted while workers ran there.
+        losses: the members lost without a round that trained with them since.
     """
 
     number: int
@@ -393,6 +413,7 @@ class Round:
     streak: Streak = Streak()
     save: Save | None = None
     fenced: tuple[str, ...] = ()
+    losses: tuple[LossRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from elasticjob_rendezvous.protocol.next_directive import Facts, direct
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
+    LossRow,
     MemberState,
     Outcome,
     OutcomeKind,
@@ -145,6 +146,18 @@ def test_member_waiting_for_a_checkpoint_reports_it(bounds: RendezvousParams, sa
     assert waits == Idle(f"round 2 is final: {waiting_reason(bounds, 1, 1)}")
     assert isinstance(waits, Idle)
     assert said in waits.reason
+
+
+def test_member_that_was_lost_again_reports_its_losses_and_the_delay() -> None:
+    losses = (LossRow(identity("a"), "a", 3, 1, 0, 40_000),)
+    job = Job("a", "b").sealed("b", number=2, losses=losses)
+    waits = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 2), True, None))
+    assert waits == Idle(
+        "round 2 is final: a was lost 3 times in 40 s without progress; it is admitted again 10 s "
+        "after it registers"
+    )
+    full = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 1), True, None))
+    assert full == Idle("round 2 is final")
 
 
 def test_surplus_member_reports_no_wait_reason_if_newcomers_do_not_wait() -> None:

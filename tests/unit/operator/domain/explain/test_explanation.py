@@ -38,6 +38,7 @@ from elasticjob_operator.model.status import (
     Status,
 )
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -536,7 +537,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "Between two rounds, because job-2 was lost: 1 of 3 nodes have joined (at least 2 are "
         "needed); job-0 stops its workers and job-2 is starting. Latest failure, in round 1: "
         "job-2: it disappeared without reporting an error, for example because its node was "
-        "lost. Check that machine; another pod takes its place, and no restart is charged.",
+        "lost. Check that machine; no restart is charged.",
     ),
     "its node is not ready": (
         observed(
@@ -547,8 +548,28 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "Between two rounds, because job-2's node was lost: 2 of 3 nodes have joined (at least 2 "
         "are needed); job-2 cannot be reached: its node does not answer. Latest failure, in "
         "round 1: job-2 (node-2): it disappeared without reporting an error, for example because "
-        "its node was lost. Check that machine; another pod takes its place, and no restart is "
-        "charged.",
+        "its node was lost. Check that machine; no restart is charged.",
+    ),
+    "its pod has ended": (
+        observed(*running(2), view=forming(LOST, {"job-0": "waiting", "job-1": "waiting"})),
+        "Between two rounds, because job-2 was lost: 2 of 3 nodes have joined (at least 2 are "
+        "needed). Latest failure, in round 1: job-2: it disappeared without reporting an error, "
+        "for example because its node was lost. Check that machine; another pod takes its place, "
+        "and no restart is charged.",
+    ),
+    "its agent has registered again": (
+        observed(
+            *running(3),
+            view=replace(
+                forming(LOST, {"job-0": "waiting", "job-1": "waiting", "job-2": "waiting"}),
+                lost={(1, "job-2"): "uid-2-0"},
+            ),
+        ),
+        "Between two rounds, because job-2 was lost: 3 of 3 nodes have joined (at least 2 are "
+        "needed). Latest failure, in round 1: job-2: its agent did not answer for a while, for "
+        "example because it had too little processor time or no network, or was restarted. Check "
+        "the load and the network of that machine; its pod ran on, its agent has registered "
+        "again, and no restart is charged.",
     ),
     "drained": (
         observed(
@@ -605,6 +626,25 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
 @pytest.mark.parametrize(("here", "text"), RESTARTING.values(), ids=RESTARTING)
 def test_between_two_rounds(here: Observed, text: str) -> None:
     assert said(here, BEFORE, maxNodes=3) == text
+
+
+HELD = HeldBack("job-3", 3, 40, 8.0)
+
+
+def test_node_lost_again_is_named_with_its_losses_and_its_delay() -> None:
+    view = replace(with_waiting(3, "job-3", "job-4"), held_back=(HELD,))
+    text = said(observed(*running(5), view=view))
+    assert (
+        "job-3 was lost 3 times in 40 s without progress; it is admitted again 8 s after it "
+        "registers. job-4 has joined and will be in the next round."
+    ) in text
+
+
+def test_node_lost_again_stands_by_if_the_job_has_its_nodes() -> None:
+    view = replace(with_waiting(3, "job-3"), held_back=(HELD,))
+    text = said(observed(*running(4), view=view), nodes=3)
+    assert "job-3 stands by" in text
+    assert "lost" not in text
 
 
 # -- after the last round -----------------------------------------------------------

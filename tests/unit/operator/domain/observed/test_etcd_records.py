@@ -22,6 +22,7 @@ from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
 from elasticjob_operator.domain.plan.actions import CloseRendezvous
 from elasticjob_operator.model import RendezvousState
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.kv import KeyValue, RangeResult, WatchBatch
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
@@ -30,6 +31,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     Counts,
+    LossRow,
     Member,
     MemberState,
     Outcome,
@@ -383,6 +385,50 @@ def test_steps_and_wait_reason_are_read() -> None:
     assert view.waiting == 1
     assert view.waiting_reason == "newcomers wait for the next checkpoint, for 600 s at most"
     assert view.members == (here, late)
+
+
+def lost_again(*members: Member, **fields: Any) -> RendezvousView:
+    """Return the view of round 3 with pod-0, after pod-1 was lost again in round 2."""
+    seats = seal(3, [member("pod-0")], 0)
+    before = seal(2, [member("pod-0"), member("pod-1")], 0)
+    row = LossRow("id-pod-1", "pod-1", 2, 2, 1_000, 13_000)
+    current = Round(3, RoundState.FINAL, CAUSE, nodes=1, losses=(row,))
+    return rendezvous_view(
+        decode_records(
+            PREFIX,
+            [
+                kv(KEYS.bounds, RendezvousParams(1, 2)),
+                kv(KEYS.round, replace(current, **fields)),
+                *(kv(KEYS.roster(one.number), one) for one in (before, seats)),
+                *(
+                    kv(KEYS.session(one.id, one.session), one)
+                    for one in (member("pod-0"), *members)
+                ),
+            ],
+        )
+    )
+
+
+def test_member_that_was_lost_again_is_held_back_and_named() -> None:
+    view = lost_again(member("pod-1", MemberState.WAITING))
+    assert view.held_back == (HeldBack("pod-1", 2, 12, 5.0),)
+    assert view.waiting_reason == (
+        "pod-1 was lost 2 times in 12 s without progress; it is admitted again 5 s after it "
+        "registers"
+    )
+
+
+def test_member_that_was_lost_again_is_not_held_back_while_it_is_away_or_no_round_is_final() -> (
+    None
+):
+    waits = member("pod-1", MemberState.WAITING)
+    for view in (lost_again(), lost_again(waits, state=RoundState.JOINABLE)):
+        assert (view.held_back, view.waiting_reason) == ((), "")
+
+
+def test_ids_of_lost_members_are_known_by_round_and_name() -> None:
+    assert lost_again().lost == {(2, "pod-1"): "id-pod-1"}
+    assert lost_again(cause=Cause(CauseKind.JOIN, ("pod-1",))).lost == {}
 
 
 class Scripted:

@@ -20,7 +20,13 @@ from elasticjob_operator.model.status import (
 )
 from tests.unit.operator.builders import NOW, final_round, job, observed, running
 
-VALUES = {bool: True, int: 7000, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+VALUES = {
+    bool: True,
+    int: 7000,
+    float: 7000.0,
+    str: "word",
+    datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+}
 
 
 def filled(kind: Any) -> Any:
@@ -74,4 +80,4 @@ def test_failure_of_a_node_is_no_record_and_stays_in_the_status() -> None:
     status = Status(first_failure=lost)
     assert rendezvous_from_status(status).first_failure is None
     again = next_status(job(status), observed(*running(1)), rendezvous_from_status(status), NOW)
-    assert again.first_failure == lost
+    assert again.first_failure == lost.model_copy(update={"returned": False})

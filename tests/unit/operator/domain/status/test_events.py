@@ -178,6 +178,35 @@ def test_lost_node_is_no_failed_worker() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (
+            True,
+            "its agent did not answer for a while, for example because it had too little processor "
+            "time or no network, or was restarted; its agent has registered again",
+        ),
+        (
+            False,
+            "it disappeared without reporting an error, for example because its node was lost; "
+            "another pod takes its place",
+        ),
+    ],
+)
+def test_event_of_a_lost_node_names_what_becomes_of_it(returned: bool, said: str) -> None:
+    before = status_of(final_round(2))
+    lost = FailureStatus(round=2, pod="job-0", class_="NodeLost", returned=returned)
+    ((_, message),) = told(before, before.model_copy(update={"last_failure": lost}))
+    assert message == f"job-0 was lost in round 2: {said}"
+
+
+def test_return_of_a_lost_node_is_no_further_event() -> None:
+    lost = FailureStatus(round=2, pod="job-0", class_="NodeLost")
+    before = status_of(final_round(2)).model_copy(update={"last_failure": lost})
+    returned = lost.model_copy(update={"returned": True})
+    assert told(before, before.model_copy(update={"last_failure": returned})) == []
+
+
 def test_failure_event_names_the_signal() -> None:
     before = status_of(final_round(2))
     first = failure(2, "job-0", FailureClass.OUT_OF_MEMORY, exit_code=-9, signal=9)

@@ -129,6 +129,7 @@ def test_running_job_status() -> None:
             "round": 2,
             "nodes": 2,
             "waiting": 0,
+            "heldBack": [],
             "worldSize": 2,
             "master": "job-0",
             "cause": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.unit.operator.builders import (
     final_round,
     history,
     job,
+    member,
     observed,
     pod,
     running,
@@ -100,6 +102,51 @@ def test_loss_is_a_node_failure_with_the_reason_of_the_pod_end(
     assert status.restarts == 0
     gone = next_of(observed(*running(2), view=view), status)
     assert gone.first_failure == failure, "it stays when the pod is gone"
+
+
+def lost_node(*pods: Pod, known: Status = BEFORE, **fields: Any) -> bool | None:
+    """Return the fate of job-2, which was lost in round 1, with these pods."""
+    view = opening(Cause(CauseKind.LOSS, ("job-2",))).rendezvous
+    view = replace(view, lost={(1, "job-2"): pod(2).get().uid}, **fields)
+    failure = next_of(observed(*running(2), *pods, view=view), known).last_failure
+    assert failure is not None
+    return failure.returned
+
+
+@pytest.mark.parametrize(
+    ("pods", "returned"),
+    [
+        ([pod(2).get()], None),
+        ([pod(2).on(NodeState.NOT_READY).get()], None),
+        ([pod(2).over().get()], False),
+        ([pod(2).terminating().get()], False),
+        ([], False),
+        ([pod(2, 1).get()], False),
+    ],
+    ids=["it is listed", "its node is not ready", "ended", "deleted", "gone", "replaced"],
+)
+def test_pod_of_a_lost_node_is_replaced_if_it_has_ended(
+    pods: list[Pod], returned: bool | None
+) -> None:
+    """A pod that is listed as running proves nothing: its machine may be gone."""
+    assert lost_node(*pods) is returned
+
+
+def test_agent_of_a_lost_node_returns_if_it_registers_from_the_same_pod() -> None:
+    found = lost_node(pod(2).get(), members=(member("job-2", "waiting"),))
+    assert found is True
+    replaced = replace(member("job-2", "waiting"), id=pod(2, 1).get().uid)
+    assert lost_node(pod(2, 1).get(), members=(replaced,)) is False
+
+
+def test_fate_of_a_lost_node_stays_once_it_is_known() -> None:
+    view = opening(Cause(CauseKind.LOSS, ("job-2",))).rendezvous
+    view = replace(view, lost={(1, "job-2"): pod(2).get().uid})
+    back = replace(view, members=(member("job-2", "waiting"),))
+    status = next_of(observed(*running(3), view=back))
+    later = next_of(observed(*running(2), view=view), status)
+    assert later.last_failure is not None
+    assert later.last_failure.returned is True
 
 
 def test_planned_leave_is_no_failure() -> None:

@@ -1,0 +1,180 @@
+"""Back-off of members that are lost again and again. No I/O.
+
+An agent without processor time loses its lease, registers again once it runs, and is lost again:
+each time its gang stops and starts twice. A member that was lost more than once, without a round
+that trained with it since, gets a rank again only after it has been registered for a while, which
+doubles with each loss. Others do not wait for it; a gang that cannot form without it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    LossRow,
+    Round,
+    RoundState,
+    cause_with_reasons,
+    reasons_of,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, legal_size
+from elasticjob_rendezvous.protocol.replica import View
+
+TRAINED_SECONDS = 60.0
+"""Minimum duration of a final round that counts as training: as in `crash_loop`."""
+LONGEST_DELAY_SECONDS = 300.0
+MAX_ROWS = 64
+"""Maximum number of rows in the round record, which every member reads."""
+NAMED = 3
+"""Maximum number of members whose rows a cause repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Member that waits, although the gang could grow by it; for people.
+
+    `times` losses within `seconds`; it counts once it has been registered for `delay_seconds`.
+    """
+
+    name: str
+    times: int
+    seconds: int
+    delay_seconds: float
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.name} was lost {self.times} times in {self.seconds} s without progress; it is "
+            f"admitted again {self.delay_seconds:g} s after it registers"
+        )
+
+
+def delay_seconds(row: LossRow, bounds: RendezvousParams) -> float:
+    """Return the time that the member must be registered: 0, one lease, two, four, …
+
+    A shorter time than a lease would not show that its agent can renew one.
+    """
+    if row.times < 2:
+        return 0.0
+    return min(bounds.keep_alive_seconds * 2.0 ** min(row.times - 2, 16), LONGEST_DELAY_SECONDS)
+
+
+def after_loss(
+    current: Round, cause: Cause, ended: Roster | None, utc_ms: int
+) -> tuple[LossRow, ...]:
+    """Return the rows after the end of round `ended` for this cause.
+
+    The loss of more than half of a gang is not counted: its cause is etcd or the network.
+    """
+    lost = _lost(cause, ended)
+    if ended is None or 2 * len(lost) > len(ended.seats):
+        return current.losses
+    rows = {row.member: row for row in current.losses}
+    for assignment in lost:
+        before = rows.pop(assignment.id, LossRow(assignment.id, "", 0, 0, utc_ms))
+        rows[assignment.id] = replace(
+            before,
+            name=assignment.name,
+            times=before.times + 1,
+            round=ended.number,
+            last_ms=utc_ms,
+        )
+    return _bounded(rows)
+
+
+def explained(
+    cause: Cause, losses: Iterable[LossRow], ended: Roster | None, bounds: RendezvousParams
+) -> Cause:
+    """Return the cause of a round with the rows of the members that were lost again."""
+    lost = _lost(cause, ended)
+    number = 0 if ended is None else ended.number
+    rows = {row.member: row for row in losses if row.times > 1 and row.round == number}
+    again = [rows[assignment.id] for assignment in lost if assignment.id in rows]
+    if ended is None or not again:
+        return cause
+    enough = legal_size(bounds, len(ended.seats) - len(lost)) > 0
+    texts = [_text(row, bounds, enough, len(lost) > 1) for row in again[:NAMED]]
+    return cause_with_reasons(
+        cause.kind, cause.members, (*reasons_of(cause), *texts), urgent=cause.urgent
+    )
+
+
+def held_back(
+    view: View, current: Round, bounds: RendezvousParams, timers: Timers
+) -> frozenset[str]:
+    """Return the members that do not count yet; the timers wake when one counts again.
+
+    The time runs on the coordinator's clock from the moment it first saw the member's session.
+    """
+    found = []
+    for row in lost_again(current, view.rosters.get(current.previous)):
+        member = view.member(row.member)
+        if member is None:
+            continue
+        since = timers.since(("held back", row.member, member.record.session, row.times))
+        if not timers.passed(since + delay_seconds(row, bounds)):
+            found.append(row.member)
+    return frozenset(found)
+
+
+def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> frozenset[str]:
+    """Return the members whose row ends, because this final round has trained with them.
+
+    A round has trained once it has lasted, and a worker reported a step of it. Without any report
+    of steps in this job the duration is enough.
+    """
+    seated = {assignment.id for assignment in roster.seats}
+    ended = frozenset(row.member for row in current.losses if row.member in seated)
+    started = ("state", current.number, RoundState.FINAL)
+    if not ended or not timers.over(started, TRAINED_SECONDS):
+        return frozenset()
+    members = [found.record for id in seated if (found := view.member(id)) is not None]
+    stepped = any(member.round == roster.number and member.step >= 0 for member in members)
+    reports = any(max(member.step, member.ended_step) >= 0 for member in members)
+    return ended if stepped or not reports else frozenset()
+
+
+def lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
+    """Yield the rows of members lost again that had no rank since: `roster` is the last one."""
+    for row in current.losses:
+        admitted = (
+            roster is not None
+            and roster.number > row.round
+            and roster.assignment(row.member) is not None
+        )
+        if row.times > 1 and not admitted:
+            yield row
+
+
+def described(row: LossRow, bounds: RendezvousParams) -> HeldBack:
+    """Return the row for people."""
+    seconds = max(0, round((row.last_ms - row.first_ms) / 1000))
+    return HeldBack(row.name, row.times, seconds, delay_seconds(row, bounds))
+
+
+def _lost(cause: Cause, ended: Roster | None) -> list[RankAssignment]:
+    if cause.kind is not CauseKind.LOSS or ended is None:
+        return []
+    names = frozenset(cause.members)
+    return [assignment for assignment in ended.seats if assignment.name in names]
+
+
+def _bounded(rows: Mapping[str, LossRow]) -> tuple[LossRow, ...]:
+    """Return at most `MAX_ROWS` rows: the longest, of equal ones the latest, in order of time."""
+    order = {member: index for index, member in enumerate(rows)}
+    kept = sorted(rows.values(), key=lambda row: (row.times, order[row.member]))[-MAX_ROWS:]
+    return tuple(sorted(kept, key=lambda row: order[row.member]))
+
+
+def _text(row: LossRow, bounds: RendezvousParams, enough: bool, named: bool) -> str:
+    shown = described(row, bounds)
+    name = f"{row.name} " if named else ""
+    then = f"it is admitted again {shown.delay_seconds:g} s after it registers"
+    if not enough:
+        then = "it is admitted at once, because the job has too few nodes without it"
+    return f"{name}{shown.times} times in {shown.seconds} s without progress, {then}"

@@ -1,0 +1,81 @@
+"""Checks of the back-off of members that are lost again: their rows, and the delay. No writes.
+
+The delay is implemented a second time here, on purpose.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.protocol.records.codec import decode
+from elasticjob_rendezvous.protocol.records.members import CauseKind, Member, Round, RoundState
+from elasticjob_rendezvous.protocol.records.roster import legal_size
+
+if TYPE_CHECKING:
+    from tests.sim.invariants.checker import Checker
+
+TRAINED_SECONDS = 60.0
+TOLERANCE_SECONDS = 0.01
+
+
+def check(checker: Checker, before: Round, after: Round) -> None:
+    """Check one write of the round against the previous value."""
+    if checker.world.truth.robbed:
+        return
+    reopened = before.state is RoundState.FINAL and after.number == before.number + 1
+    if reopened and after.state is RoundState.JOINABLE and after.cause.kind is CauseKind.LOSS:
+        _check_counted(checker, before, after)
+    _check_kept(checker, before, after)
+    held = held_back(checker, after)
+    if before.state is not RoundState.FROZEN and after.state is RoundState.FROZEN:
+        admitted = held & set(after.ids)
+        rest = len(after.ids) - len(admitted)
+        enough = all(legal_size(bounds, rest) > 0 for bounds in checker.recent_bounds())
+        checker.need(not (admitted and enough), "losses back off", f"{admitted}: {after}")
+    asked = before.save is not None  # decided earlier: a gang that was asked to save is stopped
+    if reopened and after.cause.kind is CauseKind.JOIN and not asked:
+        present = [decode(Member, kv.key, kv.value) for kv in checker.sessions()]
+        others = {member.name for member in present if member.id not in held}
+        names = {row.name for row in after.losses if row.member in held}
+        joined = names & set(after.cause.members) - others
+        checker.need(not joined, "losses back off", f"{joined} opened a round: {after}")
+
+
+def held_back(checker: Checker, current: Round) -> set[str]:
+    """Return the members that were lost again and have not been registered for their delay."""
+    found = set()
+    for row in current.losses:
+        later = [number for number in checker.final_numbers if number > row.round]
+        admitted = any(checker.sealed[number].assignment(row.member) for number in later)
+        if row.times < 2 or admitted:
+            continue
+        lease = min(bounds.keep_alive_seconds for bounds in checker.recent_bounds())
+        delay = min(300.0, lease * 2.0 ** (row.times - 2))
+        if checker.registered_seconds(row.member) < delay - TOLERANCE_SECONDS:
+            found.add(row.member)
+    return found
+
+
+def _check_counted(checker: Checker, before: Round, after: Round) -> None:
+    """Check that each loss lengthens the row of its member, unless most of the gang is lost."""
+    roster = checker.sealed.get(before.number)
+    seats = () if roster is None else roster.seats
+    lost = [seat.id for seat in seats if seat.name in after.cause.members]
+    counts = 2 * len(lost) <= len(seats)
+    old = {row.member: row.times for row in before.losses}
+    new = {row.member: row.times for row in after.losses}
+    for id in lost:
+        times = old.get(id, 0) + counts
+        checker.need(new.get(id, 0) == times, "losses are counted", f"{id}: {old} became {new}")
+
+
+def _check_kept(checker: Checker, before: Round, after: Round) -> None:
+    """Check that no row ends before a round has trained with its member."""
+    ended = {row.member for row in before.losses} - {row.member for row in after.losses}
+    if not ended:
+        return
+    roster = checker.sealed.get(after.number)
+    seated = {seat.id for seat in roster.seats} if roster is not None else set()
+    lasted = checker.world.now - checker.sealed_at.get(after.number, checker.world.now)
+    trained = after.state is RoundState.FINAL and lasted >= TRAINED_SECONDS and ended <= seated
+    checker.need(trained, "losses are counted", f"the rows of {ended} ended: {after}")

@@ -1,0 +1,325 @@
+"""Back-off of members that are lost again without progress."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.protocol.coordinator import repeated_losses
+from elasticjob_rendezvous.protocol.coordinator.repeated_losses import (
+    LONGEST_DELAY_SECONDS,
+    MAX_ROWS,
+    TRAINED_SECONDS,
+    after_loss,
+    delay_seconds,
+    explained,
+)
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.failures import FailureClass
+from elasticjob_rendezvous.protocol.records.members import (
+    ABORTED,
+    Cause,
+    CauseKind,
+    LossRow,
+    MemberState,
+    Round,
+    RoundState,
+    cause_with_reasons,
+    reasons_of,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster, seal
+from tests.unit.rendezvous.builders import UTC_MS, Job, a_member, a_round, identity
+
+WAITING, RUNNING = MemberState.WAITING, MemberState.RUNNING
+LEASE = 5.0
+LOSS = CauseKind.LOSS
+
+
+def row(name: str, times: int, round: int = 1, **fields: Any) -> LossRow:
+    return LossRow(identity(name), name, times, round, **{"first_ms": UTC_MS, **fields})
+
+
+def roster(*names: str, number: int = 1) -> Roster:
+    return seal(number, [a_member(name) for name in names], 0)
+
+
+def lost(*names: str) -> Cause:
+    return Cause(LOSS, names)
+
+
+# -- rows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"), [(0, 0), (1, 0), (2, 5), (3, 10), (4, 20), (7, 160), (8, 300), (900, 300)]
+)
+def test_delay_is_a_lease_from_the_second_loss_on_and_doubles(times: int, seconds: float) -> None:
+    assert delay_seconds(row("a", times), RendezvousParams(1, 2)) == seconds
+    assert LONGEST_DELAY_SECONDS == 300
+
+
+def test_losses_of_a_member_are_counted_with_their_times() -> None:
+    current = a_round(3, losses=(row("b", 1, 1), row("c", 4, 1)))
+    found = after_loss(current, lost("b"), roster("a", "b", number=3), UTC_MS + 9_000)
+    assert found == (row("c", 4, 1), row("b", 2, 3, last_ms=UTC_MS + 9_000))
+    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), UTC_MS)
+    assert first == row("b", 1, 3, last_ms=UTC_MS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not LOSS])
+def test_rounds_that_end_for_another_cause_count_no_loss(kind: CauseKind) -> None:
+    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), UTC_MS) == ()
+
+
+def test_member_without_rank_is_not_counted_as_lost() -> None:
+    assert after_loss(a_round(3), lost("c"), roster("a", "b"), UTC_MS) == ()
+    assert after_loss(a_round(3), lost("b"), None, UTC_MS) == ()
+
+
+def test_loss_of_most_of_a_gang_is_not_counted() -> None:
+    """An outage of etcd, or of the network, says nothing about a member."""
+    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), UTC_MS) == ()
+    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), UTC_MS)
+    assert [each.name for each in half] == ["a", "b"]
+
+
+def test_number_of_rows_is_bounded_and_the_longest_stay() -> None:
+    many = tuple(row(f"old-{index}", 2) for index in range(MAX_ROWS))
+    seats = roster("a", "b", *(f"new-{index}" for index in range(70)))
+    found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, UTC_MS)
+    assert found == many
+    short = tuple(row(f"old-{index}", 1) for index in range(MAX_ROWS))
+    found = after_loss(a_round(3, losses=short), lost("a"), seats, UTC_MS)
+    assert len(found) == MAX_ROWS
+    assert [each.name for each in (found[0], found[-1])] == ["old-1", "a"]
+
+
+def test_record_of_the_previous_release_has_no_rows() -> None:
+    stored = json.loads(encode(a_round(3)))
+    assert "losses" not in stored
+    assert decode(Round, "round", json.dumps(stored).encode()).losses == ()
+
+
+def test_rows_survive_the_record() -> None:
+    current = a_round(3, losses=(row("b", 2, 1, last_ms=UTC_MS + 1),))
+    assert decode(Round, "round", encode(current)) == current
+
+
+# -- texts ----------------------------------------------------------------------------
+
+
+def test_cause_names_losses_time_and_delay() -> None:
+    losses = (row("b", 3, 1, last_ms=UTC_MS + 40_000),)
+    cause = explained(lost("b"), losses, roster("a", "b"), RendezvousParams(1, 2))
+    said = "3 times in 40 s without progress, it is admitted again 10 s after it registers"
+    assert (cause.kind, cause.members, cause.detail) == (LOSS, ("b",), said)
+    assert reasons_of(cause) == (said,)
+
+
+def test_cause_of_several_losses_names_each_member_that_was_lost_again() -> None:
+    losses = (row("b", 2), row("c", 3), row("d", 1))
+    seats = roster("a", "b", "c", "d", "e", "f")
+    cause = explained(lost("b", "c", "d"), losses, seats, RendezvousParams(1, 6))
+    assert [reason[:9] for reason in reasons_of(cause)] == ["b 2 times", "c 3 times"]
+
+
+def test_cause_keeps_its_other_reasons() -> None:
+    cause = cause_with_reasons(LOSS, ("b",), (ABORTED,))
+    found = explained(cause, (row("b", 2),), roster("a", "b"), RendezvousParams(1, 2))
+    assert reasons_of(found)[-1] == ABORTED
+    assert len(reasons_of(found)) == 2
+
+
+def test_cause_of_a_job_with_too_few_other_nodes_says_that_it_waits_for_no_delay() -> None:
+    cause = explained(lost("b"), (row("b", 2),), roster("a", "b"), RendezvousParams(2, 2))
+    assert "admitted at once, because the job has too few nodes without it" in cause.detail
+
+
+@pytest.mark.parametrize(
+    "losses", [(), (row("b", 1),), (row("c", 4),), (row("b", 2, round=0),)], ids=str
+)
+def test_cause_of_a_first_loss_has_no_further_text(losses: tuple[LossRow, ...]) -> None:
+    assert explained(lost("b"), losses, roster("a", "b"), RendezvousParams(1, 2)) == lost("b")
+
+
+# -- in the coordinator ---------------------------------------------------------------
+
+
+def flapping(times: int = 1, names: str = "abc", **bounds: Any) -> Job:
+    """Return a job in round 1, whose member c was lost this often without progress."""
+    bounds = {"min_nodes": 1, "max_nodes": 3, "settle_seconds": 0, **bounds}
+    job = Job("z", *names, **bounds)
+    losses = (row("c", times, 0),) if times else ()
+    return job.sealed("z", *names, losses=losses).idle()
+
+
+def stop(job: Job, *names: str, round: int = 1) -> Job:
+    for name in names:
+        job.change(name, state=WAITING, round=round)
+    return job
+
+
+def lose(job: Job, number: int = 1, others: str = "zab") -> Job:
+    """Lose c, and stop the other workers."""
+    current = job.later(2).gone("c", proven=True).act()
+    assert current.number == number + 1
+    return stop(job, *others, round=number)
+
+
+def train(job: Job, names: str = "zab") -> Round:
+    """Freeze, seal and start round 2 with these members."""
+    assert set(job.act().ids) == set(ids(*names))
+    stored = job.view().round
+    assert stored is not None
+    for name in names:
+        job.change(name, confirmed=stored.modified)
+    assert job.act().state is RoundState.FINAL
+    for name in names:
+        job.change(name, state=RUNNING, round=2)
+    current = job.act()
+    job.idle()
+    return current
+
+
+def ids(*names: str) -> tuple[str, ...]:
+    return tuple(identity(name) for name in names)
+
+
+def test_member_lost_again_is_left_out_until_it_was_registered_for_the_delay() -> None:
+    job = lose(flapping(max_nodes=4)).member("c", session="s2", round=1)
+    (found,) = job.current().losses
+    assert (found.times, found.round) == (2, 1)
+    assert train(job).nodes == 3
+    job.later(LEASE - 0.1).idle()
+    joined = job.later(0.1).act()
+    assert (joined.number, joined.cause) == (3, Cause(CauseKind.JOIN, ("c",)))
+    assert job.current().losses == (found,)
+
+
+def test_member_lost_once_is_admitted_at_once() -> None:
+    job = lose(flapping(times=0, max_nodes=4)).member("c", session="s2", round=1)
+    assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
+
+
+def test_gang_that_cannot_form_without_the_member_admits_it_at_once() -> None:
+    job = lose(flapping(times=6, min_nodes=4, max_nodes=4)).idle()
+    job.member("c", session="s2", round=1)
+    assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
+
+
+def test_new_session_of_the_member_starts_the_delay_again() -> None:
+    """An agent that loses its lease while it waits is still starved."""
+    job = lose(flapping(max_nodes=4)).member("c", session="s2", round=1)
+    train(job)
+    job.later(LEASE - 1).gone("c").idle().member("c", session="s3", round=1)
+    job.idle().later(LEASE - 0.1).idle()
+    assert job.later(0.1).act().number == 3
+
+
+def test_first_session_waits_as_long_if_it_was_never_gone() -> None:
+    """A member that was cut off had ended its workers; its key stayed."""
+    job = flapping(max_nodes=4).later(2).change("c", state=WAITING, round=1)
+    assert job.act().cause.members == ("c",)
+    stop(job, *"zab")
+    assert set(job.act().ids) == set(ids("a", "b", "z"))
+
+
+def test_members_that_were_not_lost_again_are_not_held_back() -> None:
+    """c has a row from before round 1; round 1 ends because of b."""
+    job = flapping(times=5, max_nodes=4).later(2).gone("b", proven=True)
+    job.act()
+    stop(job, *"zac")
+    job.member("b", session="s2", round=1)
+    assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
+
+
+def test_round_does_not_wait_for_the_last_call_because_of_a_member_held_back() -> None:
+    """Of the wanted three two are there, one of them a replacement: no recovery."""
+    job = flapping(names="c", max_nodes=3, min_nodes=2, last_call_seconds=30)
+    job.later(2).gone("c", proven=True).act()
+    job.change("z", state=WAITING, round=1).member("c", session="s2", round=1).member("d")
+    assert set(job.act().ids) == set(ids("d", "z"))
+
+
+def test_loss_that_first_showed_as_aborted_peers_is_counted() -> None:
+    job = flapping(max_nodes=4, min_nodes=4).later(2)
+    for name in "zab":
+        job.failure(name, kind=FailureClass.PEER_ABORT)
+    assert job.act().cause.kind is CauseKind.FAILURE
+    assert job.current().losses[0].times == 1
+    stop(job, *"zab")
+    current = job.later(3).gone("c").act()
+    assert current.losses[0].times == 2
+    assert "2 times in" in current.cause.detail
+    assert ABORTED in reasons_of(current.cause)
+
+
+def test_charged_failure_is_no_loss() -> None:
+    job = flapping(max_nodes=4).later(2).failure("a").gone("c", proven=True)
+    current = job.act()
+    assert (current.cause.kind, current.losses[0].times) == (CauseKind.FAILURE, 1)
+
+
+# -- the end of a row -----------------------------------------------------------------
+
+
+def test_round_that_trained_ends_the_rows_of_its_members() -> None:
+    job = flapping(times=3, max_nodes=4)
+    current = job.current()
+    other = row("gone", 7)
+    job.round(1, RoundState.FINAL, nodes=4, previous=1, losses=(*current.losses, other))
+    since_ms = job.current().since_ms
+    job.later(TRAINED_SECONDS - 0.1).idle()
+    after = job.later(0.1).act()
+    assert (after.number, after.state, after.losses) == (1, RoundState.FINAL, (other,))
+    assert after.since_ms == since_ms
+    job.idle()
+
+
+def test_row_does_not_end_before_a_step_of_a_script_that_reports_steps() -> None:
+    job = flapping(times=3, max_nodes=4).change("a", ended_step=100)
+    job.later(TRAINED_SECONDS).idle()
+    assert job.change("b", step=101).act().losses == ()
+
+
+def test_step_before_the_time_does_not_end_a_row() -> None:
+    """Steps may take a tenth of a second; an agent loses its lease after five."""
+    job = flapping(times=3, max_nodes=4).change("a", step=7)
+    job.idle().later(TRAINED_SECONDS - 0.1).idle()
+    assert job.later(0.1).act().losses == ()
+
+
+def test_first_loss_after_training_is_the_first_of_a_new_row() -> None:
+    job = flapping(times=3, max_nodes=4).later(TRAINED_SECONDS)
+    job.act()
+    assert [each.times for each in lose(job).current().losses] == [1]
+
+
+def test_new_coordinator_starts_the_delay_again_and_keeps_the_row() -> None:
+    job = lose(flapping(max_nodes=4)).member("c", session="s2", round=1)
+    train(job)
+    job.later(LEASE - 0.1)
+    job.coordinator.take_over(job.now, ())
+    job.idle().later(LEASE - 0.1).idle()
+    assert job.later(0.2).act().number == 3
+
+
+def test_older_coordinator_admits_the_member_and_drops_the_rows() -> None:
+    """It ignores the field that it does not know; the next loss begins a new row."""
+    job = lose(flapping(times=4, max_nodes=4)).member("c", session="s2", round=1)
+    stored = replace(job.current(), losses=())
+    job.round(stored.number, stored.state, previous=stored.previous)
+    assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
+
+
+def test_text_of_a_held_back_member() -> None:
+    shown = repeated_losses.described(
+        row("c", 3, last_ms=UTC_MS + 40_400), RendezvousParams(1, 2, keep_alive_seconds=4)
+    )
+    assert shown.text == (
+        "c was lost 3 times in 40 s without progress; it is admitted again 8 s after it registers"
+    )
