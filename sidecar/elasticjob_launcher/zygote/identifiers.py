@@ -12,6 +12,7 @@ import re
 import sys
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from os import getpid
 from types import CodeType, ModuleType
@@ -41,20 +42,30 @@ the variables, of which the first one set applies. It is set again in each worke
 GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
+MOST_DRAWN = 1000
+_TELLING_BYTES = 4
 _DEEP = 3
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
 class _ReportingFunction:
-    """Wrapper around a built-in function that reports each call."""
+    """Wrapper around a built-in function that reports each call and passes its result on."""
 
-    def __init__(self, function: Any, report: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        report: Callable[[], None],
+        keep: Callable[[Any], object] = lambda result: None,
+    ) -> None:
         self.function = function
         self._report = report
+        self._keep = keep
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self._report()
-        return self.function(*args, **options)
+        result = self.function(*args, **options)
+        self._keep(result)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
@@ -74,6 +85,7 @@ class Identifiers:
         self._fresh: list[tuple[Any, Any, str]] = []
         self._unseeded: list[Any] = []
         self._last_state: Any = None
+        self._drawn: deque[str] = deque(maxlen=MOST_DRAWN)
 
     def start(self) -> None:
         for name in GENERATORS:
@@ -82,7 +94,8 @@ class Identifiers:
         for holder, name in (
             (os, "urandom"), (os, "getrandom"), (random, "_urandom"), (uuid, "uuid1"),
         ):  # fmt: skip
-            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._draws))
+            function = _ReportingFunction(getattr(holder, name), self._draws, self._keep)
+            self._put(holder, name, function)
         self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
         if self._exit_functions:
             self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
@@ -163,7 +176,21 @@ class Identifiers:
                 ranks = (os.environ[variable] for variable in variables if variable in os.environ)
                 keeper.rank = int(next(ranks, 0))
 
+    def names_one_process(self, path: str) -> bool:
+        """Return True if a file's name has an identifier drawn here, or the process number."""
+        name = os.path.basename(path)  # noqa: PTH119
+        digits = name.replace("-", "").lower()
+        if any(each in digits for each in self._drawn):
+            return True
+        return self._numbered and bool(re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name))
+
     # --- calls
+
+    def _keep(self, drawn: Any) -> None:
+        """Record the digits with which a name made of these bytes, or of this UUID, begins."""
+        data = drawn if isinstance(drawn, bytes) else getattr(drawn, "bytes", b"")
+        if len(data) >= _TELLING_BYTES:
+            self._drawn.append(data[:_TELLING_BYTES].hex())
 
     def _draws(self) -> None:
         self._note(_DRAWS, unless="tempfile")

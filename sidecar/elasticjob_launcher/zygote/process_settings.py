@@ -10,7 +10,11 @@ import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
+
+from elasticjob_launcher.zygote.identifiers import TRUSTED
+from elasticjob_launcher.zygote.search_path import is_python_module
 
 
 class _Setting(NamedTuple):
@@ -48,6 +52,18 @@ def _decimal_context(module: Any) -> tuple[Any, ...]:
     return (context.prec, context.rounding)
 
 
+def _stack_size(module: Any) -> int:
+    size = int(module.stack_size())  # which also sets the default
+    if size:
+        module.stack_size(size)
+    return size
+
+
+def _limits(module: Any) -> list[Any]:
+    names = (each for each in dir(module) if each.startswith("RLIMIT_"))
+    return [_result(lambda name=name: module.getrlimit(getattr(module, name))) for name in names]
+
+
 def _torch_flags(module: Any) -> list[Any]:
     names = (
         *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "is_grad_enabled"),
@@ -79,6 +95,13 @@ _SETTINGS = (
         "the verification of certificates",
         lambda module: module._create_default_https_context,
     ),
+    _Setting("sys", "the flags of dlopen", lambda module: module.getdlopenflags()),
+    _Setting("_thread", "the stack size of threads", _stack_size),
+    _Setting("tracemalloc", "tracemalloc", lambda module: module.is_tracing()),
+    _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
+    _Setting("resource", "a limit of resources", _limits),
+    _Setting("posix", "the priority", lambda module: module.getpriority(module.PRIO_PROCESS, 0)),
+    _Setting("posix", "the processors in use", lambda module: module.sched_getaffinity(0)),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
     _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
@@ -111,6 +134,20 @@ _ACCEPTED = frozenset(
     {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
 )
 """Modules of a framework that change only the format of warnings."""
+PATCHED = frozenset(
+    {
+        "os", "posix", "sys", "time", "random", "uuid", "signal", "atexit", "gc", "io", "shutil",
+        "threading", "_thread", "queue", "subprocess", "socket", "ssl", "select", "selectors",
+        "multiprocessing.context", "multiprocessing.process", "multiprocessing.popen_fork",
+        "multiprocessing.reduction", "multiprocessing.util", "concurrent.futures.thread",
+        "concurrent.futures.process", "asyncio.events", "asyncio.base_events", "asyncio.runners",
+        "json", "json.encoder", "json.decoder", "pickle", "copy", "pathlib", "tempfile", "logging",
+        "warnings", "traceback", "importlib", "http.client", "urllib.request", "datetime", "math",
+    }
+)  # fmt: skip
+"""Modules of Python whose functions and methods packages replace."""
+_HEAP_TYPE = 1 << 9
+"""Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1
 """First threshold of garbage collection, which no import reaches."""
 
@@ -169,6 +206,62 @@ class Settings:
             for module in self._changers.get(name) or ("",)
             if module not in _ACCEPTED
         ]
+
+
+class Replacements:
+    """Observer of the functions and methods of Python's modules over successive imports."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def start(self) -> None:
+        self._before = {}
+        for name in PATCHED:
+            self.loaded(name)
+
+    def loaded(self, name: str) -> None:
+        """Record the functions of that module, which its own import determines."""
+        if name in PATCHED and name in sys.modules:
+            self._before[name] = _functions(sys.modules[name])
+
+    def found(self) -> list[tuple[str, str]]:
+        """Return the first replaced function of each module, and the module that has the new one.
+
+        Replacements by trusted packages do not count.
+        """
+        found = []
+        for name, before in list(self._before.items()):
+            self.loaded(name)
+            for key, function in self._before[name].items():
+                if before.get(key, function) is function:
+                    continue
+                maker = _maker(function)
+                if maker.partition(".")[0] not in TRUSTED:
+                    maker = "" if is_python_module(maker) else maker
+                    found.append((f"replaces {name}.{key} when it is imported", maker))
+                    break
+        return found
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    """Return the functions, classes and methods of a module by name."""
+    found: dict[str, Any] = {}
+    for name, value in list(vars(module).items()):
+        found[name] = value
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and value.__flags__ & _HEAP_TYPE:
+            found.update((f"{name}.{each}", held) for each, held in list(vars(value).items()))
+    return {name: value for name, value in found.items() if callable(value)}
+
+
+def _maker(function: Any) -> str:
+    """Return the name of the module whose code the function or class is; empty if unknown."""
+    kind = type(function)
+    if kind is MethodType:
+        return _maker(function.__func__)
+    if kind is FunctionType:
+        return str(function.__globals__.get("__name__", ""))
+    return str(function.__module__) if issubclass(kind, type) else ""
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 EFFECTS = {
     "file": ("import os; open(os.environ['PLACE'] + '/new', 'w').close()", "makes the file"),
+    "file named by an identifier": (
+        "import os, secrets; open(os.environ['PLACE'] + '/' + secrets.token_hex(8), 'w').close()",
+        "makes the file",
+    ),
     "file by descriptor": (
         "import os; os.close(os.open(os.environ['PLACE'] + '/new', os.O_CREAT | os.O_WRONLY))",
         "makes the file",
@@ -118,6 +122,47 @@ EFFECTS = {
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
     "value in builtins": ("import builtins; builtins.help = print", "the names in builtins"),
+    "limit of resources": (
+        "import resource; n = resource.RLIMIT_NOFILE; soft, hard = resource.getrlimit(n)\n"
+        "resource.setrlimit(n, (soft - 1, hard))",
+        "changes a limit of resources",
+    ),
+    "priority": ("import os; os.nice(1)", "changes the priority"),
+    "processors": (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "assert len(os.sched_getaffinity(0)) == 1",
+        "changes the processors in use",
+    ),
+    "flags of dlopen": ("import sys; sys.setdlopenflags(257)", "changes the flags of dlopen"),
+    "stack of threads": (
+        "import threading; threading.stack_size(1 << 20)", "changes the stack size of threads",
+    ),
+    "traced memory": ("import tracemalloc; tracemalloc.start()", "changes tracemalloc"),
+    "faulthandler": ("import faulthandler; faulthandler.enable()", "changes "),
+    "replaced function": (
+        "import os; fork = os.fork\ndef counted(): return fork()\nos.fork = counted",
+        "replaces os.fork",
+    ),
+    "replaced function of a module loaded later": (
+        "import shelve, sched, http.client\nhttp.client.parse_headers = lambda *a: None",
+        "replaces http.client.parse_headers",
+    ),
+    "wrapped function": (
+        "import functools, json\njson.dumps = functools.wraps(json.dumps)(lambda *a, **o: '')",
+        "replaces json.dumps",
+    ),
+    "function replaced by another of Python's": (
+        "import time; time.sleep = time.monotonic", "replaces time.sleep",
+    ),
+    "replaced method": (
+        "import threading\nstart = threading.Thread.start\n"
+        "threading.Thread.start = lambda self: start(self)",
+        "replaces threading.Thread.start",
+    ),
+    "replaced class": (
+        "import subprocess\nclass Popen(subprocess.Popen): pass\nsubprocess.Popen = Popen",
+        "replaces subprocess.Popen",
+    ),
     "stream": ("import sys; sys.stdin = None", "a standard stream"),
     "certificates": (
         "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
@@ -178,6 +223,9 @@ HARMLESS = {
     "a logger of its own": "import logging\n"
     "logging.getLogger('x').addHandler(logging.StreamHandler())",
     "a handler of the window's size": "import readline",
+    "a function that is put back": "import json\ndumps, json.dumps = json.dumps, print\n"
+    "json.dumps = dumps",
+    "a function added to a module": "import json\njson.of_odd_pkg = lambda: None",
     "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 
