@@ -347,6 +347,50 @@ def test_temporary_folder_of_package_belongs_to_each_worker(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+UNIQUE_NAMES = {
+    "identifier": "uuid.uuid4()",
+    "secret": "'x-' + secrets.token_hex(4)",
+    "process number": "f'log-{os.getpid()}'",
+}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("name", UNIQUE_NAMES)
+def test_standby_removes_what_it_made_under_a_name_of_its_own(
+    tmp_path: Path, installed: Path, name: str, kind: str
+) -> None:
+    """Files of fixed names stay: workers may use them by then."""
+    makes = {"file": "path.touch()", "folder": "path.mkdir(); (path / 'x').touch()"}[kind]
+    (tmp_path / "made").mkdir()
+    (installed / "odd_pkg.py").write_text(
+        f"import os, pathlib, secrets, uuid\nfolder = pathlib.Path(os.environ['PLACE'], 'made')\n"
+        f"path = folder / str({UNIQUE_NAMES[name]})\n{makes}\n(folder / 'settings').touch()\n"
+    )
+    path = script(tmp_path / "code", "import odd_pkg\nprint(odd_pkg.path.name)\n")
+    made_by_worker = said_warm(tmp_path / "logs", path).strip()
+    left = sorted(each.name for each in (tmp_path / "made").iterdir())
+    assert left == sorted([made_by_worker, "settings"])
+
+
+HOOK = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "plain_pkg":
+            import random; random.random()
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_effect_of_an_import_hook_is_not_attributed_to_the_module_imported_through_it(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "hook_pkg.py").write_text(f"{HOOK}import atexit; atexit.register(print)\n")
+    path = script(tmp_path / "code", f"{LOADED}import hook_pkg, plain_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n\n"
+    assert "not preloaded: plain_pkg" not in capfd.readouterr().err
+
+
 DRAWN = """
 import odd_pkg
 print(odd_pkg.fixed, odd_pkg.drawn, odd_pkg.generator.random(), sep="\\n")
