@@ -86,6 +86,7 @@ class Identifiers:
         self._unseeded: list[Any] = []
         self._last_state: Any = None
         self._drawn: deque[str] = deque(maxlen=MOST_DRAWN)
+        self._at_fork: list[dict[str, Any]] = []
 
     def start(self) -> None:
         for name in GENERATORS:
@@ -99,6 +100,7 @@ class Identifiers:
         self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
         if self._exit_functions:
             self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
+        self._put(os, "register_at_fork", self._deferring(os.register_at_fork))
         seed, fresh = random.Random.seed, self._fresh
 
         def seed_and_record(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
@@ -164,7 +166,13 @@ class Identifiers:
         return found + self._kept()
 
     def set_new_values(self) -> None:
-        """Set again, in a worker, what imports took from entropy or from the worker's rank."""
+        """Set again, in a worker, what imports took from entropy or from the worker's rank.
+
+        Register what packages registered for forks: the worker's own forks run it, the fork that
+        made the worker has not.
+        """
+        for options in self._at_fork:
+            os.register_at_fork(**options)
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():
@@ -185,6 +193,19 @@ class Identifiers:
         return self._numbered and bool(re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name))
 
     # --- calls
+
+    def _deferring(self, register: Callable[..., None]) -> Callable[..., None]:
+        def register_at_fork(**options: Any) -> None:
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+            is_package = not is_python_module(caller) or caller.startswith(
+                "importlib."
+            )  # its C code
+            if self._replaced and is_package and options and all(map(callable, options.values())):
+                self._at_fork.append(options)
+            else:
+                register(**options)
+
+        return register_at_fork
 
     def _keep(self, drawn: Any) -> None:
         """Record the digits with which a name made of these bytes, or of this UUID, begins."""
