@@ -10,6 +10,7 @@ import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from operator import is_
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -212,46 +213,51 @@ class Replacements:
     """Observer of the functions and methods of Python's modules over successive imports."""
 
     def __init__(self) -> None:
-        self._before: dict[str, dict[str, Any]] = {}
+        self._holders: dict[str, list[tuple[str, Any, dict[str, Any]]]] = {}
 
     def start(self) -> None:
-        self._before = {}
+        self._holders = {}
         for name in PATCHED:
             self.loaded(name)
 
     def loaded(self, name: str) -> None:
         """Record the functions of that module, which its own import determines."""
         if name in PATCHED and name in sys.modules:
-            self._before[name] = _functions(sys.modules[name])
+            module: Any = sys.modules[name]
+            self._holders[name] = [(name, module, dict(vars(module)))]
+            for key, kind in list(vars(module).items()):
+                own = isinstance(kind, type) and kind.__module__ == name
+                if own and kind.__flags__ & _HEAP_TYPE:
+                    self._holders[name].append((f"{name}.{key}", kind, dict(vars(kind))))
 
     def found(self) -> list[tuple[str, str]]:
-        """Return the first replaced function of each module, and the module that has the new one.
+        """Return the replaced functions, each with the module that has the new one.
 
         Replacements by trusted packages do not count.
         """
         found = []
-        for name, before in list(self._before.items()):
-            self.loaded(name)
-            for key, function in self._before[name].items():
-                if before.get(key, function) is function:
-                    continue
+        for name, holders in list(self._holders.items()):
+            changed = [_replaced(*each) for each in holders]
+            if any(changed):
+                self.loaded(name)
+            for key, function in (each for replaced in changed for each in replaced):
                 maker = _maker(function)
                 if maker.partition(".")[0] not in TRUSTED:
                     maker = "" if is_python_module(maker) else maker
-                    found.append((f"replaces {name}.{key} when it is imported", maker))
-                    break
+                    found.append((f"replaces {key} when it is imported", maker))
         return found
 
 
-def _functions(module: Any) -> dict[str, Any]:
-    """Return the functions, classes and methods of a module by name."""
-    found: dict[str, Any] = {}
-    for name, value in list(vars(module).items()):
-        found[name] = value
-        is_own = isinstance(value, type) and value.__module__ == module.__name__
-        if is_own and value.__flags__ & _HEAP_TYPE:
-            found.update((f"{name}.{each}", held) for each, held in list(vars(value).items()))
-    return {name: value for name, value in found.items() if callable(value)}
+def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the new functions in place of those that the module or class had."""
+    now = vars(holder)
+    if all(map(is_, map(now.get, before), before.values())):
+        return []
+    return [
+        (f"{place}.{name}", now[name])
+        for name, value in before.items()
+        if callable(value) and name in now and now[name] is not value
+    ]
 
 
 def _maker(function: Any) -> str:
