@@ -10,10 +10,11 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from os import getpid
 from types import CodeType, ModuleType
 from typing import Any
@@ -44,6 +45,11 @@ MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 MOST_DRAWN = 1000
 _TELLING_BYTES = 4
+_NUMBERS = (
+    *((os, name) for name in ("getpid", "getpgrp", "getpgid", "getsid")),
+    (threading, "get_native_id"),
+)
+_PROCESSOR_TIMES = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
 _DEEP = 3
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
@@ -87,6 +93,7 @@ class Identifiers:
         self._last_state: Any = None
         self._drawn: deque[str] = deque(maxlen=MOST_DRAWN)
         self._at_fork: list[dict[str, Any]] = []
+        self._times: set[float] = set()
 
     def start(self) -> None:
         for name in GENERATORS:
@@ -97,7 +104,11 @@ class Identifiers:
         ):  # fmt: skip
             function = _ReportingFunction(getattr(holder, name), self._draws, self._keep)
             self._put(holder, name, function)
-        self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
+        for holder, name in _NUMBERS:
+            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._numbers))
+        for name in _PROCESSOR_TIMES:
+            function = _ReportingFunction(getattr(time, name), lambda: None, self._times.add)
+            self._put(time, name, function)
         if self._exit_functions:
             self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
         self._put(os, "register_at_fork", self._deferring(os.register_at_fork))
@@ -148,6 +159,7 @@ class Identifiers:
         self._noted = {}
         self._fresh.clear()
         self._numbered = False
+        self._times.clear()
         self._modules = set(sys.modules)
         self._began = (time.time(), time.monotonic())
 
@@ -238,7 +250,7 @@ class Identifiers:
         )
         if not new:
             return []
-        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0)
+        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0, self._times)
         literals = _Literals(new)
         found = []
         for name in new:
@@ -251,9 +263,13 @@ class Identifiers:
 
 
 class _DrawnValues:
-    """Recogniser of values taken from the clock during an import, or from the process number."""
+    """Recogniser of values taken from the clock during an import, or from the process number.
 
-    def __init__(self, began: tuple[float, float], pid: int) -> None:
+    `times` are the processor times that were read.
+    """
+
+    def __init__(self, began: tuple[float, float], pid: int, times: Collection[float] = ()) -> None:
+        self._times = times
         self._wall = (began[0] - 0.001, time.time() + 0.001)
         self._monotonic = (began[1], time.monotonic())
         self._pid = pid
@@ -286,6 +302,8 @@ class _DrawnValues:
         if self.is_process(value):
             return "the process number"
         kind = type(value)
+        if kind in (float, int) and value in self._times:
+            return "its processor time"
         if kind is float:
             low, high = self._monotonic
             known = self._in(value) or (low <= value <= high and value != int(value))

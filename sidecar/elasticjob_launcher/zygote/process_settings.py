@@ -31,6 +31,14 @@ def _hooks(module: Any) -> list[Any]:
     return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
 
 
+def _rare_settings(module: Any) -> list[Any]:
+    names = (
+        *("get_asyncgen_hooks", "get_coroutine_origin_tracking_depth", "get_int_max_str_digits"),
+        *("getdlopenflags",),
+    )
+    return [getattr(module, name)() for name in names if hasattr(module, name)]
+
+
 def _streams(module: Any) -> list[int]:
     return [id(each) for each in (module.stdin, module.stdout, module.stderr)]
 
@@ -96,7 +104,6 @@ _SETTINGS = (
         "the verification of certificates",
         lambda module: module._create_default_https_context,
     ),
-    _Setting("sys", "the flags of dlopen", lambda module: module.getdlopenflags()),
     _Setting("_thread", "the stack size of threads", _stack_size),
     _Setting("tracemalloc", "tracemalloc", lambda module: module.is_tracing()),
     _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
@@ -105,7 +112,13 @@ _SETTINGS = (
     _Setting("posix", "the processors in use", lambda module: module.sched_getaffinity(0)),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
+    _Setting("sys", "a hook or limit of sys", _rare_settings),
     _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
+    _Setting(
+        "threading",
+        "the trace or profile function of threads",
+        lambda module: (module._trace_hook, module._profile_hook),
+    ),
     _Setting("logging", "the root logger", _root_logger),
     _Setting(
         "warnings",

@@ -108,6 +108,17 @@ EFFECTS = {
     "process number in an object of another package": (
         "import psutil; t = psutil.Process()", "the process number",
     ),
+    "number of the main thread": (
+        "import threading; n = threading.get_native_id()", "the process number",
+    ),
+    "number of the session": ("import os; n = os.getsid(0)", "the process number"),
+    "processor time": ("import time; t = time.process_time()", "its processor time"),
+    "profile function of threads": (
+        "import threading; threading.setprofile(lambda *a: None)", "profile function of threads",
+    ),
+    "hook of generators": (
+        "import sys; sys.set_asyncgen_hooks(firstiter=lambda g: None)", "hook or limit of sys",
+    ),
     "root logger": ("import logging; logging.basicConfig()", "the root logger"),
     "logging from a level on": ("import logging; logging.disable(20)", "the root logger"),
     "start method": ("import multiprocessing as m; m.get_context()", "the start method"),
@@ -133,7 +144,7 @@ EFFECTS = {
         "assert len(os.sched_getaffinity(0)) == 1",
         "changes the processors in use",
     ),
-    "flags of dlopen": ("import sys; sys.setdlopenflags(257)", "changes the flags of dlopen"),
+    "flags of dlopen": ("import sys; sys.setdlopenflags(257)", "changes a hook or limit of sys"),
     "stack of threads": (
         "import threading; threading.stack_size(1 << 20)", "changes the stack size of threads",
     ),
