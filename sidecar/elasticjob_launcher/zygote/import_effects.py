@@ -152,6 +152,7 @@ class Effects:
             "fcntl.flock": self._locks,
             "fcntl.lockf": self._locks,
             "sqlite3.connect": self._connects,
+            "socket.bind": self._binds,
             **dict.fromkeys(_SPAWNS, self._spawns),
             **dict.fromkeys(_CHANGES, self._changes),
         }
@@ -220,6 +221,10 @@ class Effects:
 
     def _connects(self, database: Any, *details: Any) -> None:
         self._note("sqlite3", f"opens a database connection ({os.fsdecode(database)})")
+
+    def _binds(self, socket: Any, address: Any) -> None:
+        if isinstance(address, (str, bytes)) and not os.fsdecode(address).startswith("\0"):
+            self._make(_absolute(address), "socket")
 
     def _spawns(self, *details: Any) -> None:
         self._spawned = True

@@ -39,8 +39,12 @@ def _rare_settings(module: Any) -> list[Any]:
     return [getattr(module, name)() for name in names if hasattr(module, name)]
 
 
-def _streams(module: Any) -> list[int]:
-    return [id(each) for each in (module.stdin, module.stdout, module.stderr)]
+def _streams(module: Any) -> list[Any]:
+    names = ("encoding", "errors", "line_buffering", "write_through")
+    return [
+        (id(each), *(getattr(each, name, None) for name in names))
+        for each in (module.stdin, module.stdout, module.stderr)
+    ]
 
 
 def _root_logger(module: Any) -> list[Any]:

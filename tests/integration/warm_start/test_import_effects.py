@@ -52,6 +52,11 @@ EFFECTS = {
         "renames",
     ),
     "folder": ("import pathlib, os; pathlib.Path(os.environ['PLACE'], 'new').mkdir()", "folder"),
+    "file of a socket": (
+        "import os, socket\nwith socket.socket(socket.AF_UNIX) as s:\n"
+        "    s.bind(os.environ['PLACE'] + '/new')",
+        "makes the socket",
+    ),
     "link": ("import os; os.symlink('/', os.environ['PLACE'] + '/new')", "makes the link"),
     "temporary folder": (
         "import atexit, shutil, tempfile; atexit.register(shutil.rmtree, tempfile.mkdtemp())",
@@ -175,6 +180,9 @@ EFFECTS = {
         "replaces subprocess.Popen",
     ),
     "stream": ("import sys; sys.stdin = None", "a standard stream"),
+    "buffer of a stream": (
+        "import sys; sys.stdout.reconfigure(line_buffering=True)", "a standard stream",
+    ),
     "certificates": (
         "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
         "the verification of certificates",
