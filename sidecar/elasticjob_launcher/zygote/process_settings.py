@@ -10,6 +10,7 @@ import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import is_
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -73,8 +74,8 @@ def _stack_size(module: Any) -> int:
 
 
 def _limits(module: Any) -> list[Any]:
-    names = (each for each in dir(module) if each.startswith("RLIMIT_"))
-    return [_result(lambda name=name: module.getrlimit(getattr(module, name))) for name in names]
+    kinds = [getattr(module, name) for name in dir(module) if name.startswith("RLIMIT_")]
+    return [_result(partial(module.getrlimit, kind)) for kind in kinds]
 
 
 def _torch_flags(module: Any) -> list[Any]:
