@@ -155,16 +155,17 @@ _ACCEPTED = frozenset(
 """Modules of a framework that change only the format of warnings."""
 PATCHED = frozenset(
     {
-        "os", "posix", "sys", "time", "random", "uuid", "signal", "atexit", "gc", "io", "shutil",
+        "os", "posix", "time", "random", "uuid", "signal", "atexit", "gc", "io", "shutil",
         "threading", "_thread", "queue", "subprocess", "socket", "ssl", "select", "selectors",
         "multiprocessing.context", "multiprocessing.process", "multiprocessing.popen_fork",
         "multiprocessing.reduction", "multiprocessing.util", "concurrent.futures.thread",
         "concurrent.futures.process", "asyncio.events", "asyncio.base_events", "asyncio.runners",
         "json", "json.encoder", "json.decoder", "pickle", "copy", "pathlib", "tempfile", "logging",
-        "warnings", "traceback", "importlib", "http.client", "urllib.request", "datetime", "math",
+        "importlib", "http.client", "urllib.request", "datetime", "math",
     }
 )  # fmt: skip
-"""Modules of Python whose functions and methods packages replace."""
+"""Modules of Python whose functions and methods packages replace; for the hooks of `sys` and
+`warnings` there are settings."""
 _HEAP_TYPE = 1 << 9
 """Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1
