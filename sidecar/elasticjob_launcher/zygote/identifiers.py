@@ -207,15 +207,21 @@ class Identifiers:
     # --- calls
 
     def _deferring(self, register: Callable[..., None]) -> Callable[..., None]:
+        """Return `os.register_at_fork` for preloading: packages register in the workers.
+
+        Trusted ones, such as torch, recognise then that a fork cannot use their accelerator.
+        """
+
         def register_at_fork(**options: Any) -> None:
             caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-            is_package = not is_python_module(caller) or caller.startswith(
-                "importlib."
-            )  # its C code
-            if self._replaced and is_package and options and all(map(callable, options.values())):
-                self._at_fork.append(options)
-            else:
+            is_known = is_python_module(caller) and not caller.startswith("importlib.")  # C code
+            is_known = is_known or caller.partition(".")[0] in TRUSTED
+            if is_known or not (
+                self._replaced and options and all(map(callable, options.values()))
+            ):
                 register(**options)
+            else:
+                self._at_fork.append(options)
 
         return register_at_fork
 
