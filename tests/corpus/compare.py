@@ -50,6 +50,7 @@ _PATTERNS = (
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
+    (r"(/memfd:[\w-]+)-\w{8}\b", r"\1-ID"),
     (r"\bsem\.\w{4,}", "sem.TMP"),
     (r"\b(pymp|psm|mp)[-_][a-z0-9_]{8}\b", "TMP"),
     (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),

@@ -10,9 +10,11 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from os import getpid
 from types import CodeType, ModuleType
 from typing import Any
@@ -41,20 +43,35 @@ the variables, of which the first one set applies. It is set again in each worke
 GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
+MOST_DRAWN = 1000
+_TELLING_BYTES = 4
+_NUMBERS = (
+    *((os, name) for name in ("getpid", "getpgrp", "getpgid", "getsid")),
+    (threading, "get_native_id"),
+)
+_PROCESSOR_TIMES = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
 _DEEP = 3
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
 class _ReportingFunction:
-    """Wrapper around a built-in function that reports each call."""
+    """Wrapper around a built-in function that reports each call and passes its result on."""
 
-    def __init__(self, function: Any, report: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        function: Any,
+        report: Callable[[], None],
+        keep: Callable[[Any], object] = lambda result: None,
+    ) -> None:
         self.function = function
         self._report = report
+        self._keep = keep
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self._report()
-        return self.function(*args, **options)
+        result = self.function(*args, **options)
+        self._keep(result)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
@@ -74,6 +91,9 @@ class Identifiers:
         self._fresh: list[tuple[Any, Any, str]] = []
         self._unseeded: list[Any] = []
         self._last_state: Any = None
+        self._drawn: deque[str] = deque(maxlen=MOST_DRAWN)
+        self._at_fork: list[dict[str, Any]] = []
+        self._times: set[float] = set()
 
     def start(self) -> None:
         for name in GENERATORS:
@@ -82,10 +102,16 @@ class Identifiers:
         for holder, name in (
             (os, "urandom"), (os, "getrandom"), (random, "_urandom"), (uuid, "uuid1"),
         ):  # fmt: skip
-            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._draws))
-        self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
+            function = _ReportingFunction(getattr(holder, name), self._draws, self._keep)
+            self._put(holder, name, function)
+        for holder, name in _NUMBERS:
+            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._numbers))
+        for name in _PROCESSOR_TIMES:
+            function = _ReportingFunction(getattr(time, name), lambda: None, self._times.add)
+            self._put(time, name, function)
         if self._exit_functions:
             self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
+        self._put(os, "register_at_fork", self._deferring(os.register_at_fork))
         seed, fresh = random.Random.seed, self._fresh
 
         def seed_and_record(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
@@ -133,6 +159,7 @@ class Identifiers:
         self._noted = {}
         self._fresh.clear()
         self._numbered = False
+        self._times.clear()
         self._modules = set(sys.modules)
         self._began = (time.time(), time.monotonic())
 
@@ -151,7 +178,13 @@ class Identifiers:
         return found + self._kept()
 
     def set_new_values(self) -> None:
-        """Set again, in a worker, what imports took from entropy or from the worker's rank."""
+        """Set again, in a worker, what imports took from entropy or from the worker's rank.
+
+        Register what packages registered for forks: the worker's own forks run it, the fork that
+        made the worker has not.
+        """
+        for options in self._at_fork:
+            os.register_at_fork(**options)
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():
@@ -163,7 +196,40 @@ class Identifiers:
                 ranks = (os.environ[variable] for variable in variables if variable in os.environ)
                 keeper.rank = int(next(ranks, 0))
 
+    def names_one_process(self, path: str) -> bool:
+        """Return True if a file's name has an identifier drawn here, or the process number."""
+        name = os.path.basename(path)  # noqa: PTH119
+        digits = name.replace("-", "").lower()
+        if any(each in digits for each in self._drawn):
+            return True
+        return self._numbered and bool(re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name))
+
     # --- calls
+
+    def _deferring(self, register: Callable[..., None]) -> Callable[..., None]:
+        """Return `os.register_at_fork` for preloading: packages register in the workers.
+
+        Trusted ones, such as torch, recognise then that a fork cannot use their accelerator.
+        """
+
+        def register_at_fork(**options: Any) -> None:
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+            is_known = is_python_module(caller) and not caller.startswith("importlib.")  # C code
+            is_known = is_known or caller.partition(".")[0] in TRUSTED
+            if is_known or not (
+                self._replaced and options and all(map(callable, options.values()))
+            ):
+                register(**options)
+            else:
+                self._at_fork.append(options)
+
+        return register_at_fork
+
+    def _keep(self, drawn: Any) -> None:
+        """Record the digits with which a name made of these bytes, or of this UUID, begins."""
+        data = drawn if isinstance(drawn, bytes) else getattr(drawn, "bytes", b"")
+        if len(data) >= _TELLING_BYTES:
+            self._drawn.append(data[:_TELLING_BYTES].hex())
 
     def _draws(self) -> None:
         self._note(_DRAWS, unless="tempfile")
@@ -190,7 +256,7 @@ class Identifiers:
         )
         if not new:
             return []
-        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0)
+        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0, self._times)
         literals = _Literals(new)
         found = []
         for name in new:
@@ -203,9 +269,13 @@ class Identifiers:
 
 
 class _DrawnValues:
-    """Recogniser of values taken from the clock during an import, or from the process number."""
+    """Recogniser of values taken from the clock during an import, or from the process number.
 
-    def __init__(self, began: tuple[float, float], pid: int) -> None:
+    `times` are the processor times that were read.
+    """
+
+    def __init__(self, began: tuple[float, float], pid: int, times: Collection[float] = ()) -> None:
+        self._times = times
         self._wall = (began[0] - 0.001, time.time() + 0.001)
         self._monotonic = (began[1], time.monotonic())
         self._pid = pid
@@ -238,6 +308,8 @@ class _DrawnValues:
         if self.is_process(value):
             return "the process number"
         kind = type(value)
+        if kind in (float, int) and value in self._times:
+            return "its processor time"
         if kind is float:
             low, high = self._monotonic
             known = self._in(value) or (low <= value <= high and value != int(value))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.fork_safety import memory_maps, thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
-from elasticjob_launcher.zygote.process_settings import Settings
+from elasticjob_launcher.zygote.process_settings import Replacements, Settings
 from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
 
@@ -60,7 +60,7 @@ class Effects:
         self._active = self._hooked = False
         self._before: dict[str, Any] = {}
         self.identifiers = Identifiers(exit_functions=not startup)
-        self.settings = Settings()
+        self.settings, self.replacements = Settings(), Replacements()
         self._status: dict[str, str] = {}
         self._threads = 1
         self.temporary: list[str] = []
@@ -79,6 +79,7 @@ class Effects:
             sys.addaudithook(self._hook())  # remains in all forks, but inactive
             self._hooked = True
         self.identifiers.start()
+        self.replacements.start()
         self._before = _state()
         self._status, self._threads = _process_status(), thread_count()
 
@@ -95,6 +96,7 @@ class Effects:
     def module_loaded(self, name: str) -> None:
         """Attribute new threads and changes to this module; modules below it came first."""
         self.settings.module_loaded(name)
+        self.replacements.loaded(name)
         now, before = _process_status(), self._status
         self._status = now
         if now == before:
@@ -121,7 +123,8 @@ class Effects:
             effects += [Effect(reason, "") for reason in _left_running()]
         effects += [Effect(*each) for each in self.identifiers.found()]
         if not self._startup:
-            effects += [Effect(*each) for each in self.settings.found()]
+            found = [*self.settings.found(), *self.replacements.found()]
+            effects += [Effect(*each) for each in found]
         return list(dict.fromkeys(effects))
 
     def clean_up(self) -> None:
@@ -149,6 +152,7 @@ class Effects:
             "fcntl.flock": self._locks,
             "fcntl.lockf": self._locks,
             "sqlite3.connect": self._connects,
+            "socket.bind": self._binds,
             **dict.fromkeys(_SPAWNS, self._spawns),
             **dict.fromkeys(_CHANGES, self._changes),
         }
@@ -185,10 +189,7 @@ class Effects:
             self._make(name, "folder")
 
     def _makes_temporary(self, path: Any) -> None:
-        name = _absolute(path)
-        self._make(name, "temporary file or folder", unique=True)
-        self.temporary.append(name)
-        self._on_temporary(name)
+        self._make(_absolute(path), "temporary file or folder", unique=True)
 
     def _renames(self, old: Any, new: Any, old_fd: int, new_fd: int) -> None:
         source, target = _absolute(old, old_fd), _absolute(new, new_fd)
@@ -221,15 +222,23 @@ class Effects:
     def _connects(self, database: Any, *details: Any) -> None:
         self._note("sqlite3", f"opens a database connection ({os.fsdecode(database)})")
 
+    def _binds(self, socket: Any, address: Any) -> None:
+        if isinstance(address, (str, bytes)) and not os.fsdecode(address).startswith("\0"):
+            self._make(_absolute(address), "socket")
+
     def _spawns(self, *details: Any) -> None:
         self._spawned = True
 
     def _make(self, name: str, kind: str, unique: bool = False) -> None:
         """Record a creation; caches of trusted packages have the same names in every process.
 
-        `unique`: True if each process creates another name.
+        `unique`: True if each process creates another name. Such a path is removed at the end.
         """
         maker = calling_module()
+        unique = unique or self.identifiers.names_one_process(name)
+        if unique and name not in self._made:
+            self.temporary.append(name)
+            self._on_temporary(name)
         if maker or unique:
             reason = f"makes the {kind} {name} when it is imported"
             self._made.setdefault(name, (reason, maker))

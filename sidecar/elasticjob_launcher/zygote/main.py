@@ -9,7 +9,6 @@ that imports more modules.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
+from json import dumps, loads  # packages may replace those of the module
 from typing import Any, NoReturn
 
 from elasticjob_launcher.zygote import child_init, run_module
@@ -404,11 +404,11 @@ class Zygote:
         for level, kind, content in controls:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-        return json.loads(data), list(fds)
+        return loads(data), list(fds)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._sock.send(json.dumps(message).encode())
+            self._sock.send(dumps(message).encode())
         except OSError:
             os._exit(0)
 

@@ -72,7 +72,7 @@ class ImportGuard:
         self._places = _installed_folders()
         self.refusals: dict[str, str] = {}
         self._item = ""
-        self._damaged = False
+        self._damaged = self._hooked = False
 
     def exclude(self, names: Collection[str]) -> None:
         """Replace the modules that must not be loaded."""
@@ -112,6 +112,7 @@ class ImportGuard:
         """Run imports on behalf of `item`, or record the refusal."""
         self._item = item
         fit = thread_count() == 1 and not self._damaged  # otherwise an earlier import is the cause
+        hooks = list(sys.meta_path)
         self.effects.begin()
         try:
             action()
@@ -126,11 +127,13 @@ class ImportGuard:
         if trouble:
             self._refuse(trouble)
             self._damaged = True
-        elif any(each.module in ("", item) for each in effects):
+        elif any(each.module == item or not (each.module or self._hooked) for each in effects):
             self._refuse(f"it {described(effects)}")
         for reason, module in effects:
             if module:
                 self.refusals.setdefault(module, f"it {reason}")
+        # Such a hook runs during later imports: the next process, without it, attributes effects.
+        self._hooked = self._hooked or (item in self.refusals and sys.meta_path != hooks)
 
     def lets_in(self, name: str) -> bool:
         """Return True if the module's top-level package is an installed one."""

@@ -10,7 +10,13 @@ import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import is_
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
+
+from elasticjob_launcher.zygote.identifiers import TRUSTED
+from elasticjob_launcher.zygote.search_path import is_python_module
 
 
 class _Setting(NamedTuple):
@@ -26,8 +32,20 @@ def _hooks(module: Any) -> list[Any]:
     return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
 
 
-def _streams(module: Any) -> list[int]:
-    return [id(each) for each in (module.stdin, module.stdout, module.stderr)]
+def _rare_settings(module: Any) -> list[Any]:
+    names = (
+        *("get_asyncgen_hooks", "get_coroutine_origin_tracking_depth", "get_int_max_str_digits"),
+        *("getdlopenflags",),
+    )
+    return [getattr(module, name)() for name in names if hasattr(module, name)]
+
+
+def _streams(module: Any) -> list[Any]:
+    names = ("encoding", "errors", "line_buffering", "write_through")
+    return [
+        (id(each), *(getattr(each, name, None) for name in names))
+        for each in (module.stdin, module.stdout, module.stderr)
+    ]
 
 
 def _root_logger(module: Any) -> list[Any]:
@@ -46,6 +64,18 @@ def _decimal_context(module: Any) -> tuple[Any, ...]:
     """Return the settings of the thread's context, and leave it unmade if the program has none."""
     context = contextvars.copy_context().run(module.getcontext)
     return (context.prec, context.rounding)
+
+
+def _stack_size(module: Any) -> int:
+    size = int(module.stack_size())  # which also sets the default
+    if size:
+        module.stack_size(size)
+    return size
+
+
+def _limits(module: Any) -> list[Any]:
+    kinds = [getattr(module, name) for name in dir(module) if name.startswith("RLIMIT_")]
+    return [_result(partial(module.getrlimit, kind)) for kind in kinds]
 
 
 def _torch_flags(module: Any) -> list[Any]:
@@ -79,9 +109,21 @@ _SETTINGS = (
         "the verification of certificates",
         lambda module: module._create_default_https_context,
     ),
+    _Setting("_thread", "the stack size of threads", _stack_size),
+    _Setting("tracemalloc", "tracemalloc", lambda module: module.is_tracing()),
+    _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
+    _Setting("resource", "a limit of resources", _limits),
+    _Setting("posix", "the priority", lambda module: module.getpriority(module.PRIO_PROCESS, 0)),
+    _Setting("posix", "the processors in use", lambda module: module.sched_getaffinity(0)),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
+    _Setting("sys", "a hook or limit of sys", _rare_settings),
     _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
+    _Setting(
+        "threading",
+        "the trace or profile function of threads",
+        lambda module: (module._trace_hook, module._profile_hook),
+    ),
     _Setting("logging", "the root logger", _root_logger),
     _Setting(
         "warnings",
@@ -111,6 +153,21 @@ _ACCEPTED = frozenset(
     {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
 )
 """Modules of a framework that change only the format of warnings."""
+PATCHED = frozenset(
+    {
+        "os", "posix", "time", "random", "uuid", "signal", "atexit", "gc", "io", "shutil",
+        "threading", "_thread", "queue", "subprocess", "socket", "ssl", "select", "selectors",
+        "multiprocessing.context", "multiprocessing.process", "multiprocessing.popen_fork",
+        "multiprocessing.reduction", "multiprocessing.util", "concurrent.futures.thread",
+        "concurrent.futures.process", "asyncio.events", "asyncio.base_events", "asyncio.runners",
+        "json", "json.encoder", "json.decoder", "pickle", "copy", "pathlib", "tempfile", "logging",
+        "importlib", "http.client", "urllib.request", "datetime", "math",
+    }
+)  # fmt: skip
+"""Modules of Python whose functions and methods packages replace; for the hooks of `sys` and
+`warnings` there are settings."""
+_HEAP_TYPE = 1 << 9
+"""Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1
 """First threshold of garbage collection, which no import reaches."""
 
@@ -169,6 +226,67 @@ class Settings:
             for module in self._changers.get(name) or ("",)
             if module not in _ACCEPTED
         ]
+
+
+class Replacements:
+    """Observer of the functions and methods of Python's modules over successive imports."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, list[tuple[str, Any, dict[str, Any]]]] = {}
+
+    def start(self) -> None:
+        self._holders = {}
+        for name in PATCHED:
+            self.loaded(name)
+
+    def loaded(self, name: str) -> None:
+        """Record the functions of that module, which its own import determines."""
+        if name in PATCHED and name in sys.modules:
+            module: Any = sys.modules[name]
+            self._holders[name] = [(name, module, dict(vars(module)))]
+            for key, kind in list(vars(module).items()):
+                own = isinstance(kind, type) and kind.__module__ == name
+                if own and kind.__flags__ & _HEAP_TYPE:
+                    self._holders[name].append((f"{name}.{key}", kind, dict(vars(kind))))
+
+    def found(self) -> list[tuple[str, str]]:
+        """Return the replaced functions, each with the module that has the new one.
+
+        Replacements by trusted packages do not count.
+        """
+        found = []
+        for name, holders in list(self._holders.items()):
+            changed = [_replaced(*each) for each in holders]
+            if any(changed):
+                self.loaded(name)
+            for key, function in (each for replaced in changed for each in replaced):
+                maker = _maker(function)
+                if maker.partition(".")[0] not in TRUSTED:
+                    maker = "" if is_python_module(maker) else maker
+                    found.append((f"replaces {key} when it is imported", maker))
+        return found
+
+
+def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the new functions in place of those that the module or class had."""
+    now = vars(holder)
+    if all(map(is_, map(now.get, before), before.values())):
+        return []
+    return [
+        (f"{place}.{name}", now[name])
+        for name, value in before.items()
+        if callable(value) and name in now and now[name] is not value
+    ]
+
+
+def _maker(function: Any) -> str:
+    """Return the name of the module whose code the function or class is; empty if unknown."""
+    kind = type(function)
+    if kind is MethodType:
+        return _maker(function.__func__)
+    if kind is FunctionType:
+        return str(function.__globals__.get("__name__", ""))
+    return str(function.__module__) if issubclass(kind, type) else ""
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -102,11 +102,11 @@ def test_device_count_missed_during_preload_causes_cold_start(
     tmp_path: Path, installed: Path
 ) -> None:
     """The worker checks once more: an effect missed during the import shows after the fork."""
-    (installed / "torch.py").write_text(f"{TORCH}\nclass _C: pass\n")
+    told = "    bad = counted\n    _C._cuda_isInBadFork = staticmethod(lambda: bad)\n"
+    source = TORCH.replace("    bad = counted\n", told)
+    (installed / "torch.py").write_text(f"{source}\nclass _C: pass\n")
     (installed / "late_pkg.py").write_text(
         f"import os, torch\n{IN_STANDBY}    torch.cuda.is_available()\n"
-        "    os.register_at_fork(after_in_child=lambda: setattr(\n"
-        "        torch._C, '_cuda_isInBadFork', staticmethod(lambda: torch.bad)))\n"
     )
     path = script(tmp_path / "code", "import torch, late_pkg\nprint(torch.counted)\n")
 

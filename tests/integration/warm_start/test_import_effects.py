@@ -34,6 +34,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 EFFECTS = {
     "file": ("import os; open(os.environ['PLACE'] + '/new', 'w').close()", "makes the file"),
+    "file named by an identifier": (
+        "import os, secrets; open(os.environ['PLACE'] + '/' + secrets.token_hex(8), 'w').close()",
+        "makes the file",
+    ),
     "file by descriptor": (
         "import os; os.close(os.open(os.environ['PLACE'] + '/new', os.O_CREAT | os.O_WRONLY))",
         "makes the file",
@@ -48,6 +52,11 @@ EFFECTS = {
         "renames",
     ),
     "folder": ("import pathlib, os; pathlib.Path(os.environ['PLACE'], 'new').mkdir()", "folder"),
+    "file of a socket": (
+        "import os, socket\nwith socket.socket(socket.AF_UNIX) as s:\n"
+        "    s.bind(os.environ['PLACE'] + '/new')",
+        "makes the socket",
+    ),
     "link": ("import os; os.symlink('/', os.environ['PLACE'] + '/new')", "makes the link"),
     "temporary folder": (
         "import atexit, shutil, tempfile; atexit.register(shutil.rmtree, tempfile.mkdtemp())",
@@ -104,6 +113,17 @@ EFFECTS = {
     "process number in an object of another package": (
         "import psutil; t = psutil.Process()", "the process number",
     ),
+    "number of the main thread": (
+        "import threading; n = threading.get_native_id()", "the process number",
+    ),
+    "number of the session": ("import os; n = os.getsid(0)", "the process number"),
+    "processor time": ("import time; t = time.process_time()", "its processor time"),
+    "profile function of threads": (
+        "import threading; threading.setprofile(lambda *a: None)", "profile function of threads",
+    ),
+    "hook of generators": (
+        "import sys; sys.set_asyncgen_hooks(firstiter=lambda g: None)", "hook or limit of sys",
+    ),
     "root logger": ("import logging; logging.basicConfig()", "the root logger"),
     "logging from a level on": ("import logging; logging.disable(20)", "the root logger"),
     "start method": ("import multiprocessing as m; m.get_context()", "the start method"),
@@ -118,7 +138,51 @@ EFFECTS = {
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
     "value in builtins": ("import builtins; builtins.help = print", "the names in builtins"),
+    "limit of resources": (
+        "import resource; n = resource.RLIMIT_NOFILE; soft, hard = resource.getrlimit(n)\n"
+        "resource.setrlimit(n, (soft - 1, hard))",
+        "changes a limit of resources",
+    ),
+    "priority": ("import os; os.nice(1)", "changes the priority"),
+    "processors": (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "assert len(os.sched_getaffinity(0)) == 1",
+        "changes the processors in use",
+    ),
+    "flags of dlopen": ("import sys; sys.setdlopenflags(257)", "changes a hook or limit of sys"),
+    "stack of threads": (
+        "import threading; threading.stack_size(1 << 20)", "changes the stack size of threads",
+    ),
+    "traced memory": ("import tracemalloc; tracemalloc.start()", "changes tracemalloc"),
+    "faulthandler": ("import faulthandler; faulthandler.enable()", "changes "),
+    "replaced function": (
+        "import os; fork = os.fork\ndef counted(): return fork()\nos.fork = counted",
+        "replaces os.fork",
+    ),
+    "replaced function of a module loaded later": (
+        "import shelve, sched, http.client\nhttp.client.parse_headers = lambda *a: None",
+        "replaces http.client.parse_headers",
+    ),
+    "wrapped function": (
+        "import functools, json\njson.dumps = functools.wraps(json.dumps)(lambda *a, **o: '')",
+        "replaces json.dumps",
+    ),
+    "function replaced by another of Python's": (
+        "import time; time.sleep = time.monotonic", "replaces time.sleep",
+    ),
+    "replaced method": (
+        "import threading\nstart = threading.Thread.start\n"
+        "threading.Thread.start = lambda self: start(self)",
+        "replaces threading.Thread.start",
+    ),
+    "replaced class": (
+        "import subprocess\nclass Popen(subprocess.Popen): pass\nsubprocess.Popen = Popen",
+        "replaces subprocess.Popen",
+    ),
     "stream": ("import sys; sys.stdin = None", "a standard stream"),
+    "buffer of a stream": (
+        "import sys; sys.stdout.reconfigure(line_buffering=True)", "a standard stream",
+    ),
     "certificates": (
         "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
         "the verification of certificates",
@@ -178,6 +242,9 @@ HARMLESS = {
     "a logger of its own": "import logging\n"
     "logging.getLogger('x').addHandler(logging.StreamHandler())",
     "a handler of the window's size": "import readline",
+    "a function that is put back": "import json\ndumps, json.dumps = json.dumps, print\n"
+    "json.dumps = dumps",
+    "a function added to a module": "import json\njson.of_odd_pkg = lambda: None",
     "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 
@@ -297,6 +364,50 @@ def test_temporary_folder_of_package_belongs_to_each_worker(
     folders = [said(tmp_path / "logs", number, rank) for number in (1, 2) for rank in (0, 1)]
     assert len(set(folders)) == 4
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+UNIQUE_NAMES = {
+    "identifier": "uuid.uuid4()",
+    "secret": "'x-' + secrets.token_hex(4)",
+    "process number": "f'log-{os.getpid()}'",
+}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("name", UNIQUE_NAMES)
+def test_standby_removes_what_it_made_under_a_name_of_its_own(
+    tmp_path: Path, installed: Path, name: str, kind: str
+) -> None:
+    """Files of fixed names stay: workers may use them by then."""
+    makes = {"file": "path.touch()", "folder": "path.mkdir(); (path / 'x').touch()"}[kind]
+    (tmp_path / "made").mkdir()
+    (installed / "odd_pkg.py").write_text(
+        f"import os, pathlib, secrets, uuid\nfolder = pathlib.Path(os.environ['PLACE'], 'made')\n"
+        f"path = folder / str({UNIQUE_NAMES[name]})\n{makes}\n(folder / 'settings').touch()\n"
+    )
+    path = script(tmp_path / "code", "import odd_pkg\nprint(odd_pkg.path.name)\n")
+    made_by_worker = said_warm(tmp_path / "logs", path).strip()
+    left = sorted(each.name for each in (tmp_path / "made").iterdir())
+    assert left == sorted([made_by_worker, "settings"])
+
+
+HOOK = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "plain_pkg":
+            import random; random.random()
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_effect_of_an_import_hook_is_not_attributed_to_the_module_imported_through_it(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "hook_pkg.py").write_text(f"{HOOK}import atexit; atexit.register(print)\n")
+    path = script(tmp_path / "code", f"{LOADED}import hook_pkg, plain_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n\n"
+    assert "not preloaded: plain_pkg" not in capfd.readouterr().err
 
 
 DRAWN = """

@@ -84,6 +84,15 @@ PROGRAMS = {
         "import odd_pkg, os; print(odd_pkg.process.pid == os.getpid())",
         (0, "True\n"),
     ),
+    "functions that the package registers for forks": (
+        "import os; forks = []\n"
+        "os.register_at_fork(before=lambda: forks.append('before'),\n"
+        "    after_in_parent=lambda: forks.append('parent'),\n"
+        "    after_in_child=lambda: forks.append('child'))",
+        "import odd_pkg, os; print(odd_pkg.forks, flush=True)\nif os.fork():\n    os.wait()\n"
+        "print(odd_pkg.forks)",
+        (0, "[]\n['before', 'child']\n['before', 'parent']\n"),
+    ),
     "thresholds of collection": (
         "",
         "import gc, odd_pkg; print(gc.isenabled(), gc.get_threshold()[0])",
