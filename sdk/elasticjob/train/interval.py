@@ -1,7 +1,8 @@
 """Interval between two snapshots in steps: given, from seconds, or from their measured cost.
 
-Also the policy by which a rank proposes to hold the state of each step between them. The cost of a snapshot is the time for which it stops the training, and the time by which its copy
-in the background slows down the step after it. The caller passes all times, in seconds. No I/O.
+Also the policy by which a rank proposes to hold the state of each step between them. The cost of a
+snapshot is the time for which it stops the training, and the time by which its copy in the
+background slows down the step after it. The caller passes all times, in seconds. No I/O.
 """
 
 from __future__ import annotations
