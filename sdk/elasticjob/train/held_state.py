@@ -192,7 +192,7 @@ class Sources:
         return state is not None and bool(_address(state)) and state.data_ptr() == place[0]
 
     def marks(self, period: object) -> Marks:
-        """Return marks of the present values; the tensors must be in the same memory.
+        """Return marks of the present values, of tensors that are where they were.
 
         The places of samples are drawn anew in each period.
         """
