@@ -465,10 +465,7 @@ def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) 
     head, size, checksum = map(int, sizes)
     view = allocated(size) if body is None else body.contiguous()
     for first in range(0, size, _CHUNK_BYTES):
-        part = view[first : first + _CHUNK_BYTES]
-        if body is None:
-            populate(part)
-        transfer(torch.frombuffer(part, dtype=torch.uint8))
+        transfer(torch.frombuffer(view[first : first + _CHUNK_BYTES], dtype=torch.uint8))
     return Body(head, [view], None if checksum == _UNKNOWN else checksum)
 
 

@@ -192,9 +192,9 @@ class Sources:
         return state is not None and bool(_address(state)) and state.data_ptr() == place[0]
 
     def marks(self, period: object) -> Marks:
-        """Return marks of the present values, of tensors that are where they were.
+        """Return marks of the present values, of tensors in the same memory as before.
 
-        The places of samples are drawn anew in each period.
+        Each period has other places of samples.
         """
         if self._drawn[0] != period:
             seed = new_seed()
