@@ -323,7 +323,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     if tensor.is_contiguous():
         return True
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    return last + 1 == tensor.numel()
+    return bool(last + 1 == tensor.numel())
 
 
 def _blocks(tensor: torch.Tensor, seed: float, count: int) -> list[tuple[int, int]]:

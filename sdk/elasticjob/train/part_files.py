@@ -103,7 +103,7 @@ def _libc_madvise() -> Callable[[int, int, int], int]:
     """Return the function of the C library: that of an `mmap` keeps Python's lock meanwhile."""
     found = ctypes.CDLL(None).madvise
     found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 _madvise = _libc_madvise()
