@@ -30,7 +30,7 @@ from elasticjob.train.exchange import (
     text_of,
     unpack_header,
 )
-from elasticjob.train.part_files import Body, CorruptSnapshot, allocated
+from elasticjob.train.part_files import Body, CorruptSnapshot, allocated, populate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -274,6 +274,8 @@ class Gang:
 
             for first in range(0, size, _SLICE_BYTES):
                 part = view[first : first + _SLICE_BYTES]
+                if reading is None:
+                    populate(part)
                 read.advance(first + part.nbytes)
                 tensor = torch.frombuffer(part, dtype=torch.uint8)
                 work = dist.broadcast(tensor, source, group=self._channel.group, async_op=True)

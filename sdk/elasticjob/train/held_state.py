@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import operator
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -25,7 +26,8 @@ BLOCKS = 32
 """Maximum number of sampled blocks of all tensors together."""
 _GOLDEN = 0.6180339887498949
 """Distance of the places of two samples, which so spread over all places."""
-_IMMUTABLE = (int, float, bool, str, bytes, type(None))
+_IMMUTABLE = frozenset((int, float, bool, str, bytes, type(None)))
+_NUMBERS = frozenset((int, float, bool))
 _SEQUENCES = (list, tuple, set, frozenset)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
 
@@ -41,14 +43,14 @@ class Held(NamedTuple):
         part: the shared part that a copy writes.
         keep: newest version of all ranks, which a copy does not overwrite.
         size: bytes of its tensors.
-        sources: what only the optimizers change, to find any other change.
+        marks: of what only the optimizers change, to find any other change.
     """
 
     part: Part
     keep: Version
     state: Any
     size: int
-    sources: Sources
+    marks: Marks
 
 
 class Copies:
@@ -57,12 +59,12 @@ class Copies:
     Values of other types, which a snapshot refuses, stay as they are.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, sources: Sources) -> None:
         import torch
 
-        self._tensor, self._plain = torch.Tensor, (torch.Tensor, torch.nn.Parameter)
+        self._tensor, self._parameter = torch.Tensor, torch.nn.Parameter
         self._strided = torch.strided
-        self.sources = Sources(optimizers)
+        self._sources = sources
         self._copied = 0
         self.size = 0
 
@@ -73,8 +75,11 @@ class Copies:
         if isinstance(value, self._tensor):
             return self._of_tensor(value)
         if kind in _MAPPINGS:
-            return kind({key: self.held(item) for key, item in value.items()})
+            found = self._mapping(value)
+            return found if kind is dict else kind(found)
         if kind in _SEQUENCES:
+            if _IMMUTABLE.issuperset(map(type, value)):
+                return kind(value)
             return kind([self.held(item) for item in value])
         if kind is bytearray:
             return bytearray(value)
@@ -83,15 +88,36 @@ class Copies:
             return value.copy()
         return value
 
+    def _mapping(self, value: Any) -> dict[Any, Any]:
+        """Copy a mapping; most of its values, those of optimizers, without a further call."""
+        known, memory, plain = self._sources.known, self._sources.memory, self._tensor
+        found, size = {}, 0
+        for key, item in value.items():
+            kind = type(item)
+            if kind in _IMMUTABLE:
+                found[key] = item
+            elif id(item) in known:
+                found[key], count = known[id(item)]
+                size += count
+            elif kind is plain and (item.data_ptr(), item.nbytes) in memory:
+                found[key] = item
+                size += item.nbytes
+            else:
+                found[key] = self.held(item)
+        self.size += size
+        return found
+
     def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_plain = type(tensor) in self._plain and tensor.layout is self._strided
-        if not is_plain or tensor.device.type != "cpu":
+        kind = type(tensor)
+        if kind is not self._tensor and kind is not self._parameter:
             raise NotHeld
         size = tensor.nbytes
         self.size += size
-        if (tensor.data_ptr(), size) in self.sources.memory:
+        if self._sources.have(tensor):
             # An assignment to the `data` of a parameter replaces its memory.
-            return tensor.detach() if type(tensor) is self._plain[1] else tensor
+            return tensor.detach() if kind is self._parameter else tensor
+        if tensor.layout is not self._strided or not tensor.is_cpu:
+            raise NotHeld
         self._count(size)
         return tensor.detach().clone()
 
@@ -102,46 +128,140 @@ class Copies:
 
 
 class Sources:
-    """Tensors that only the steps of the optimizers change: their memory, and marks of values.
+    """Tensors that only the steps of the optimizers change, and their memory.
 
-    Other changes in place are against the rules, such as weights that are exchanged for a
-    validation. The version of a tensor counts them, except those through `data`, which show in the
-    samples of a parameter.
+    They are the same in most steps, so they are collected once, and again if `are_those_of` finds
+    others. Raises NotHeld.
+
+    Attributes:
+        memory: address and size of each parameter in CPU memory.
+        known: copies and sizes of the optimizers' states, by the identity of each of their dicts
+            and tensors. These live as long as this object.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         import torch
 
-        self._parameters: list[torch.Tensor] = []
-        self._states: list[torch.Tensor] = []
-        self._seed = new_seed()
         try:
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    self._parameters += group["params"]
-                for state in optimizer.state.values():
-                    found = [each for each in state.values() if isinstance(each, torch.Tensor)]
-                    self._states += found
-            tensors = self._parameters + self._states
-            self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
-            self._marks = self._marked()
+            self._parameters, self._states = _changed_by(optimizers)
+            values = _values(self._states, has_numbers=False)
+            self._has_numbers = not _NUMBERS.isdisjoint(map(type, values))
+            self._values = _values(self._states, self._has_numbers)
+            tensors = [each for each in self._values if isinstance(each, torch.Tensor)]
+            self._tensors = self._parameters + tensors
+            self._addresses = [each.data_ptr() for each in self._parameters]
+            self._sizes = [each.nbytes for each in self._parameters]
+            self._state_memory = {(each.data_ptr(), each.nbytes): each for each in tensors}
+            first = _first_places(self._parameters)
         except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
             raise NotHeld from error
-        self.memory.discard((0, 0))
+        if any(size and not place[0] for size, place in zip(self._sizes, first)):
+            raise NotHeld
+        self.memory = {pair for pair in zip(self._addresses, self._sizes) if pair[1]}
+        plain = [each for each in tensors if type(each) is torch.Tensor and _address(each)]
+        self.known: dict[int, tuple[Any, int]] = {id(each): (each, each.nbytes) for each in plain}
+        for state in self._states:
+            sizes = [self.known.get(id(each), (None, 0))[1] for each in state.values()]
+            if type(state) is dict and all(sizes):
+                self.known[id(state)] = dict(state), sum(sizes)
+        self._is_dense = all(map(_is_dense, self._parameters))
+        self._first_views = _views(first)
+        self._drawn: tuple[object, float, list[Any]] = (None, 0.0, [])
+
+    def are_those_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Return True if the optimizers have these tensors, and the parameters their memory."""
+        try:
+            parameters, states = _changed_by(optimizers)
+            return (
+                self._is_dense  # otherwise places of samples may be beyond the size of a tensor
+                and _are_same(parameters, self._parameters)
+                and _are_same(states, self._states)
+                and _are_same(_values(states, self._has_numbers), self._values)
+                and [each.data_ptr() for each in parameters] == self._addresses
+                and [each.nbytes for each in parameters] == self._sizes
+            )
+        except (AttributeError, RuntimeError):
+            return False
+
+    def have(self, tensor: torch.Tensor) -> bool:
+        """Return True for a tensor with the memory of one of these."""
+        place = tensor.data_ptr(), tensor.nbytes
+        if place in self.memory:
+            return True
+        state = self._state_memory.get(place)  # unless it has been moved
+        return state is not None and bool(_address(state)) and state.data_ptr() == place[0]
+
+    def marks(self, period: object) -> Marks:
+        """Return marks of the present values, of tensors in the same memory as before.
+
+        Each period has other places of samples.
+        """
+        if self._drawn[0] != period:
+            seed = new_seed()
+            views = self._first_views + _views(_drawn_places(self._parameters, seed))
+            self._drawn = period, seed, views
+        _, seed, views = self._drawn
+        return Marks(self, seed, self.versions(), b"".join(views))
+
+    def versions(self) -> list[int]:
+        """Return how often each tensor was changed. Raises NotHeld."""
+        try:
+            return [each._version for each in self._tensors]
+        except RuntimeError as error:  # a tensor of the inference mode
+            raise NotHeld from error
+
+    def samples(self, seed: float) -> bytes:
+        """Return the samples of a mark, also of parameters that are elsewhere now."""
+        return b"".join(samples(self._parameters, seed))
+
+
+class Marks(NamedTuple):
+    """Marks of the values that tensors have at a step.
+
+    Other changes in place than those of the optimizers are against the rules, such as weights that
+    are exchanged for a validation. The version of a tensor counts them, except those through
+    `data`, which show in the samples of a parameter.
+    """
+
+    sources: Sources
+    seed: float
+    versions: list[int]
+    samples: bytes
 
     def have_changed(self) -> bool:
-        """Return True if something has changed them in place, or moved them."""
+        """Return True if something has changed the tensors in place, or moved them."""
         try:
-            return self._marked() != self._marks
+            versions, found = self.sources.versions(), self.sources.samples(self.seed)
         except (NotHeld, RuntimeError):
             return True
+        return versions != self.versions or found != self.samples
 
-    def _marked(self) -> tuple[list[int], list[bytes]]:
-        versions = [each._version for each in self._parameters + self._states]
-        found = samples(self._parameters, self._seed)
-        if not all(found) and any(each.nbytes and not _address(each) for each in self._parameters):
-            raise NotHeld
-        return versions, found
+
+def _changed_by(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> tuple[list[torch.Tensor], list[dict[Any, Any]]]:
+    """Return the parameters, and the optimizers' states of them."""
+    parameters: list[torch.Tensor] = []
+    states: list[dict[Any, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+        states += optimizer.state.values()
+    return parameters, states
+
+
+def _values(states: Sequence[dict[Any, Any]], has_numbers: bool) -> list[Any]:
+    """Return all keys and values of the states, but no numbers, such as those of steps."""
+    found: list[Any] = []
+    for state in states:
+        found += state
+        found += state.values()
+    return [each for each in found if type(each) not in _NUMBERS] if has_numbers else found
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return True if both have the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 _draw = random.Random()
@@ -161,13 +281,29 @@ def samples(tensors: Sequence[torch.Tensor], seed: float) -> list[bytes]:
     those that have one. A change that leaves all of them alone is not found; the next seed selects
     others.
     """
-    found = []
-    for tensor in tensors:
-        address = _address(tensor)
-        found.append(ctypes.string_at(address, tensor.itemsize) if address else b"")
+    places = _first_places(tensors) + _drawn_places(tensors, seed)
+    return [ctypes.string_at(*each) if each[1] else b"" for each in places]
+
+
+def _views(places: Sequence[tuple[int, int]]) -> list[ctypes.Array[ctypes.c_char]]:
+    """Return the memory at places, which must exist as long as it is read."""
+    return [(ctypes.c_char * size).from_address(address) for address, size in places if size]
+
+
+def _first_places(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return address and size of the first element of each tensor; 0 and 0 for none."""
+    addresses = map(_address, tensors)
+    return [
+        (address, each.itemsize) if address else (0, 0) for each, address in zip(tensors, addresses)
+    ]
+
+
+def _drawn_places(tensors: Sequence[torch.Tensor], seed: float) -> list[tuple[int, int]]:
+    """Return address and size of the blocks that a seed selects."""
     is_drawn = len(tensors) > BLOCKS
     drawn = random.Random(seed).choices(tensors, k=BLOCKS) if is_drawn else tensors
     count = BLOCKS // max(1, len(drawn))
+    found = []
     for tensor in drawn:
         found += _blocks(tensor, seed, count)
         seed += count * _GOLDEN
@@ -182,22 +318,27 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if tensor.is_cpu and tensor.nbytes else 0
 
 
-def _blocks(tensor: torch.Tensor, seed: float, count: int) -> list[bytes]:
-    """Return blocks of a tensor; elements of it if it is not dense in memory."""
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor fills its memory, from its first element on."""
+    if tensor.is_contiguous():
+        return True
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return bool(last + 1 == tensor.numel())
+
+
+def _blocks(tensor: torch.Tensor, seed: float, count: int) -> list[tuple[int, int]]:
+    """Return address and size of blocks of a tensor; of elements if it is not dense in memory."""
     address, size, width = _address(tensor), tensor.nbytes, BLOCK_BYTES
     if not address:
         return []
     places = [(seed + each * _GOLDEN) % 1.0 for each in range(count)]
-    if not tensor.is_contiguous():
-        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-        if last + 1 != tensor.numel():
-            item = tensor.itemsize
-            starts = [address + _offset(tensor, place) * item for place in places]
-            return [ctypes.string_at(start, item) for start in starts]
+    if not _is_dense(tensor):
+        item = tensor.itemsize
+        return [(address + _offset(tensor, place) * item, item) for place in places]
     if size <= width:
-        return [ctypes.string_at(address, size)]
+        return [(address, size)]
     left = size - width + 1
-    return [ctypes.string_at(address + int(place * left), width) for place in places]
+    return [(address + int(place * left), width) for place in places]
 
 
 def _offset(tensor: torch.Tensor, seed: float) -> int:

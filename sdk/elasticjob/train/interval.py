@@ -1,7 +1,8 @@
 """Interval between two snapshots in steps: given, from seconds, or from their measured cost.
 
-The cost of a snapshot is the time for which it stops the training, and the time by which its copy
-in the background slows down the step after it. The caller passes all times, in seconds. No I/O.
+Also the policy by which a rank proposes to hold the state of each step between them. The cost of a
+snapshot is the time for which it stops the training, and the time by which its copy in the
+background slows down the step after it. The caller passes all times, in seconds. No I/O.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ of the others."""
 HELD_SHARE = 0.75
 """Largest part of the overhead that may go into the state held for a copy at a stop, which serves
 all single faults; the rest is left to the regular snapshots."""
+
+
+HELD_COSTS = 20
+"""Number of measured costs of held steps, of which the lower quartile counts: a machine that is
+busy for a moment makes single ones many times longer."""
+FIRST_COSTS = 5
+"""Number of costs after which the ranks decide for the first time whether they go on."""
+RETRY = 16
+"""Largest number of regular snapshots after which a rank that gave up holding tries again."""
 
 
 class Cost(NamedTuple):
@@ -184,3 +194,61 @@ class Interval:
         slowed = statistics.median(time - steps * plain for steps, time in self._slowed)
         in_save = statistics.median(cost.in_save for cost in self._costs)
         return min(max(stopped, in_save + slowed), most)
+
+
+class HoldPolicy:
+    """Proposal of one rank whether the ranks hold the state of each step, by its measured cost.
+
+    They hold as long as all propose it. A rank that gives up tries again after the next regular
+    snapshot, then after two, four and so on, up to `RETRY` of them.
+
+    Args:
+        max_overhead: largest share of the training time that snapshots take.
+    """
+
+    def __init__(self, max_overhead: float) -> None:
+        self.most = max_overhead * HELD_SHARE
+        self._costs: collections.deque[float] = collections.deque(maxlen=HELD_COSTS)
+        self.is_refused = False
+        """True if a state could not be held."""
+        self._rounds_off, self._pause = 0, 0
+
+    def start(self) -> None:
+        """Begin to measure, after a restore."""
+        self._costs.clear()
+        self.is_refused = False
+        self._rounds_off, self._pause = 0, 0
+
+    def took(self, seconds: float) -> None:
+        """Record the time that one step's state took to hold."""
+        self._costs.append(seconds)
+
+    def share(self, step_seconds: float) -> float:
+        """Return the share of the steps' time; 0 as long as nothing is measured."""
+        if not self._costs:
+            return 0.0
+        cost = sorted(self._costs)[len(self._costs) // 4]
+        return cost / step_seconds if step_seconds > 0 else 1.0
+
+    def proposed(self, step_seconds: float | None, *, is_on: bool) -> bool:
+        """Return True if this rank proposes to hold until the next regular snapshot.
+
+        Called once for each exchange of the ranks.
+
+        Args:
+            step_seconds: usual duration of a step; None if it is unknown.
+            is_on: True if the ranks hold now.
+        """
+        if not is_on:
+            self._rounds_off += 1
+            if self._rounds_off >= self._pause:
+                self.is_refused = False
+                self._costs.clear()
+        is_measured = step_seconds is not None and len(self._costs) >= FIRST_COSTS
+        is_cheap = not is_measured or self.share(step_seconds or 0.0) <= self.most
+        wants = is_cheap and not self.is_refused
+        if is_on and not wants:
+            self._rounds_off, self._pause = 0, max(1, min(2 * self._pause, RETRY))
+        elif is_on and len(self._costs) == HELD_COSTS:
+            self._pause = 0
+        return wants

@@ -7,6 +7,7 @@ file with a valid record is complete. Before a file is overwritten its record is
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import mmap
 import os
@@ -36,6 +37,9 @@ _SLICE_BYTES = 1 << 26
 """Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
 due to the size of the part."""
 _LARGE_BYTES = 1 << 20
+_POPULATED_BYTES = 1 << 20
+"""Memory that is populated before it is read into: it is then still in the processor's cache."""
+_MADV_POPULATE_WRITE = 23
 _PARALLEL_BYTES = 1 << 24
 """Minimum size of a content in memory that several threads read or write."""
 
@@ -81,6 +85,28 @@ def allocated(size: int) -> memoryview:
     if size < _LARGE_BYTES:
         return memoryview(bytearray(size))
     return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def populate(view: memoryview) -> None:
+    """Let the kernel provide new memory in one call, without one page fault for each page.
+
+    No effect before Linux 5.14.
+    """
+    if view.nbytes < _LARGE_BYTES:
+        return
+    first = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    page = first // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise(page, first + view.nbytes - page, _MADV_POPULATE_WRITE)
+
+
+def _libc_madvise() -> Callable[[int, int, int], int]:
+    """Return the function of the C library: that of an `mmap` keeps Python's lock meanwhile."""
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return found
+
+
+_madvise = _libc_madvise()
 
 
 def fields_of(part: Part) -> tuple[int, int, int, int, int]:
@@ -227,10 +253,12 @@ def _slices_in_parallel(fd: int, view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _read_at(fd: int, view: memoryview, offset: int) -> int:
-    """Read up to the end of the view or of the file; return the number of bytes."""
+    """Read up to the end of new memory or of the file; return the number of bytes."""
     done = 0
     while done < view.nbytes:
-        count = os.preadv(fd, [view[done:]], offset + done)
+        part = view[done : done + _POPULATED_BYTES]
+        populate(part)
+        count = os.preadv(fd, [part], offset + done)
         if not count:
             break
         done += count

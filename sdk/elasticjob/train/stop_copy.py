@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob import train
 from elasticjob.train.codec import encode
-from elasticjob.train.held_state import Copies, Held, NotHeld
-from elasticjob.train.interval import HELD_SHARE
+from elasticjob.train.held_state import Copies, Held, NotHeld, Sources
+from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
 from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ STEP_SECONDS = 1.0
 """Minimum wait for the end of a step whose optimizers are at work."""
 MEASURED = 5
 """Number of measured times, of which the median counts."""
-RETRY = 10
-"""Number of regular snapshots after which a rank that gave up holding tries again."""
 
 
 class StopCopy:
@@ -91,15 +89,14 @@ class StopCopy:
         """True if all ranks hold: `state` is then called in each step of all of them."""
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
-        self._most = max_overhead * HELD_SHARE
+        self._policy = HoldPolicy(max_overhead)
         self._changed = threading.Condition()
         self._held: Held | None = None
+        self._sources: Sources | None = None
         self._size = 0
-        self._is_refused, self._rounds_off = False, 0
         self._is_needless = False
         """True while regular snapshots of each short step have the state."""
         self._held_steps = 0  # since the ranks have agreed to hold
-        self._costs: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._steps: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._released_at: float | None = None
@@ -127,10 +124,10 @@ class StopCopy:
         """Begin after a restore, in which the ranks have agreed to hold, or not."""
         self.release()
         self._switch(is_on)
-        self._is_refused, self._rounds_off = False, 0
+        self._sources = None  # the state may be another one
+        self._policy.start()
         self._held_steps = 0
         self._saved_step = -1
-        self._costs.clear()
         self._steps.clear()
         self._between.clear()
         self._last = self._released_at = None
@@ -138,13 +135,8 @@ class StopCopy:
 
     def wants(self) -> bool:
         """Return True if this rank proposes to hold until the next regular snapshot."""
-        if not self.is_on:
-            self._rounds_off += 1
-            if self._rounds_off >= RETRY:
-                self._rounds_off, self._is_refused = 0, False
-                self._costs.clear()
-        is_cheap = len(self._costs) < MEASURED or self._measured_share() <= self._most
-        return is_cheap and not self._is_refused and self.can_hold
+        step = statistics.median(self._steps) if self._steps else None
+        return self._policy.proposed(step, is_on=self.is_on) and self.can_hold
 
     def agreed(self, is_on: bool) -> None:
         """Hold until the next regular snapshot, or not, as all ranks do."""
@@ -157,6 +149,8 @@ class StopCopy:
     def _switch(self, is_on: bool) -> None:
         """Hold or not; a stop then waits for no further state."""
         self.is_on = is_on
+        if not is_on:
+            self._sources = None
         if self._pid == os.getpid():  # in a fork the lock may stay held
             with self._changed:
                 self._changed.notify_all()
@@ -167,18 +161,13 @@ class StopCopy:
 
         The next regular snapshot may be a thousand steps away.
         """
-        return self.is_on and self._held_steps == MEASURED
+        return self.is_on and self._held_steps == FIRST_COSTS
 
     @property
     def share(self) -> float:
         """Share of the steps' time that it takes to hold the state."""
-        return self._measured_share() if self.is_on else 0.0
-
-    def _measured_share(self) -> float:
-        if not self._costs or not self._steps:
-            return 0.0
-        step = statistics.median(self._steps)
-        return statistics.median(self._costs) / step if step > 0 else 1.0
+        step = statistics.median(self._steps) if self._steps else 0.0
+        return self._policy.share(step) if self.is_on and step else 0.0
 
     def hold(
         self,
@@ -218,8 +207,8 @@ class StopCopy:
             if not self._is_needless:
                 held = self._kept(part, keep, state, own)
         except (NotHeld, RuntimeError, TypeError, OSError):  # also a state that contains itself
-            self._is_refused = True
-        self._costs.append(time.perf_counter() - began)
+            self._policy.is_refused = True
+        self._policy.took(time.perf_counter() - began)
         with self._changed:
             self._held, self._saved_step = held, part.version.step
             self._changed.notify_all()
@@ -229,12 +218,16 @@ class StopCopy:
     def _kept(self, part: Part, keep: Version, state: Any, own: tuple[int, Any] | None) -> Held:
         if own is not None:  # before the shared part is held: see `has_own_parts`
             self._commit_own(part._replace(rank=own[0]), own[1])
-        copies = Copies(self._optimizers.all)
+        optimizers = self._optimizers.all
+        if self._sources is None or not self._sources.are_those_of(optimizers):
+            self._sources = None
+            self._sources = Sources(optimizers)
+        marks, copies = self._sources.marks(keep), Copies(self._sources)
         values = copies.held(state)
         if not copies.size:  # as on ranks that leave the state to rank 0
             raise NotHeld
         self._size = copies.size
-        return Held(part, keep, values, copies.size, copies.sources)
+        return Held(part, keep, values, copies.size, marks)
 
     def _commit_own(self, part: Part, own: Any) -> None:
         body, buffers = encode(own), self._memory.buffers
@@ -258,7 +251,7 @@ class StopCopy:
             if own is not None:  # before the shared part, as in `hold`
                 self._commit_own(part._replace(rank=own[0]), own[1])
         except (NotHeld, OSError):
-            self._is_refused, is_named = True, False
+            self._policy.is_refused, is_named = True, False
         with self._changed:
             if self._held is not None:
                 self._held = self._held._replace(part=part, keep=keep) if is_named else None
@@ -303,7 +296,7 @@ class StopCopy:
                 return False
             left = max(0.0, deadline - time.monotonic())
             try:
-                body = encode(held.state)._replace(has_changed=held.sources.have_changed)
+                body = encode(held.state)._replace(has_changed=held.marks.have_changed)
                 return buffers.commit_at_stop(held.part, body, held.keep, left)
             except StateChanged:
                 reason: object = (
@@ -376,7 +369,7 @@ class StopCopy:
 
     def _limit_seconds(self) -> float:
         """Return the maximum duration of a copy; 0 for none."""
-        is_held = self.is_on and not self._is_refused and not self._is_needless
+        is_held = self.is_on and not self._policy.is_refused and not self._is_needless
         is_useful = is_held and self._is_worth_it(self._size)
         if not is_useful and not self._overlap.is_copying:
             return 0.0

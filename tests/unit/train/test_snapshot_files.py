@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import signal
 import subprocess
@@ -394,6 +395,67 @@ def test_error_of_one_thread_leaves_no_snapshot(
     with pytest.raises(OSError, match="no"):
         part_files.overwrite(tmp_path / "a", part(1), body(1), threads=True)
     assert held(tmp_path / "a") is None
+
+
+class Populations:
+    """Calls of the kernel that populate memory, each before a read, as offsets from the first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: int | None = None) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+        madvise, preadv = part_files._madvise, os.preadv
+        self._first: int | None = None
+
+        def populate(address: int, size: int, advice: int) -> int:
+            if self._first is None:
+                self._first = address
+            self.calls.append(("populate", address - self._first, size))
+            return madvise(address, size, advice) if result is None else result
+
+        def read_at(fd: int, views: list[memoryview], offset: int) -> int:
+            count = preadv(fd, views, offset)
+            self.calls.append(("read", offset - RECORD_BYTES, count))
+            return count
+
+        monkeypatch.setattr(part_files, "_madvise", populate)
+        monkeypatch.setattr(os, "preadv", read_at)
+
+
+@pytest.mark.parametrize("result", [None, -1])
+def test_new_memory_is_populated_before_each_read_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int | None
+) -> None:
+    """Also by an older kernel, which refuses that."""
+    mega, size = 1 << 20, (5 << 20) + 1000
+    part_files.overwrite(tmp_path / "a", part(1), Body(0, [memoryview(os.urandom(size))]))
+    made = Populations(monkeypatch, result)
+    monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
+    monkeypatch.setattr(part_files, "_SLICE_BYTES", 4 * mega)
+    monkeypatch.setattr(part_files, "side_by_side", lambda *calls: [call() for call in calls])
+    part_files.read_memory(tmp_path / "a", part(1))
+    # The slice after these is smaller.
+    assert [(kind, at) for kind, at, _ in made.calls if at < 4 * mega] == [
+        (kind, at * mega) for at in range(4) for kind in ("populate", "read")
+    ]
+    assert [count for kind, at, count in made.calls if kind == "populate"][:4] == [mega] * 4
+
+
+def test_population_includes_both_ends_of_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def madvise(address: int, size: int, _: int) -> int:
+        calls.append((address, size))
+        return 0
+
+    monkeypatch.setattr(part_files, "_madvise", madvise)
+    view = part_files.allocated(8 << 20)
+    part_files.populate(view[:0])
+    part_files.populate(view[: 1 << 19])
+    assert not calls, "small memory costs few page faults"
+    part_files.populate(view)
+    part_files.populate(view[5000 : (4 << 20) + 1])
+    [(first, _), (page, size)] = calls
+    assert page == first + mmap.PAGESIZE
+    assert page + size == first + (4 << 20) + 1
 
 
 @pytest.mark.usefixtures("small_slices")

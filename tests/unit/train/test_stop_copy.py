@@ -7,6 +7,7 @@ import ctypes
 import errno
 import functools
 import gc
+import itertools
 import logging
 import math
 import os
@@ -25,7 +26,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elasticjob.train import Link, Snapshots, buffers, held_state, part_files, stop_copy
+from elasticjob.train import (
+    Link,
+    Snapshots,
+    buffers,
+    held_state,
+    interval,
+    part_files,
+    stop_copy,
+)
 from elasticjob.train.agreement import (
     SHARED,
     Missing,
@@ -40,6 +49,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Exchange, unpack_proposals
 from elasticjob.train.gang import Gang
+from elasticjob.train.interval import HoldPolicy
 from elasticjob.train.part_files import Body
 from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
@@ -104,7 +114,7 @@ def steps(
     """
     stop = snapshots._stop
     assert stop is not None
-    stop._most = math.inf
+    stop._policy.most = math.inf
     for step in range(first, last + 1):
         training.backward()
         training.optimizer.step()
@@ -644,6 +654,164 @@ def test_state_that_something_else_has_changed_is_not_copied(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which each collection of the optimizers' tensors is added."""
+    made: list[int] = []
+    real = held_state.Sources.__init__
+
+    def init(self: held_state.Sources, optimizers: Any) -> None:
+        made.append(len(made))
+        real(self, optimizers)
+
+    monkeypatch.setattr(held_state.Sources, "__init__", init)
+    return made
+
+
+class Counting(torch.optim.SGD):
+    """Optimizer whose state has a number that each step changes."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["count"] = self.state[each].get("count", 1000) + 1
+        return found
+
+
+def test_tensors_of_the_optimizers_are_collected_once(memory: Path, collected: list[int]) -> None:
+    for optimizer in (None, Counting):
+        training = Training()
+        if optimizer is not None:
+            training.optimizer = optimizer(training.model.parameters(), lr=1e-4, momentum=0.9)
+        snapshots = started(training)
+        collected.clear()
+        expected = steps(training, snapshots, 1, 20)
+        assert len(collected) == 1
+        assert ask(memory)
+        assert_same(expected, restored().state)
+        snapshots.close()
+        for path in memory.iterdir():
+            path.unlink()
+
+
+def replace_moments(training: Training) -> None:
+    training.optimizer.load_state_dict(copied(training.optimizer.state_dict()))
+
+
+def replace_one_moment(training: Training) -> None:
+    state = training.optimizer.state[training.model[0].weight]
+    state["exp_avg"] = state["exp_avg"] + 1.0
+
+
+def exchange_moments(training: Training) -> None:
+    state = training.optimizer.state[training.model[0].weight]
+    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
+
+
+def rename_a_value(training: Training) -> None:
+    state = training.optimizer.state[training.model[2].bias]
+    state["other"] = state.popitem()[1]
+
+
+def move_a_parameter(training: Training) -> None:
+    training.model[0].weight.data = training.model[0].weight.data * 2.0
+
+
+def shorten_a_parameter(training: Training) -> None:
+    training.model[2].bias.data = torch.ones(0)
+
+
+def add_a_parameter(training: Training) -> None:
+    training.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_moments,
+        replace_one_moment,
+        exchange_moments,
+        rename_a_value,
+        move_a_parameter,
+        shorten_a_parameter,
+        add_a_parameter,
+    ],
+)
+def test_tensors_that_have_been_replaced_are_collected_again(
+    memory: Path, collected: list[int], change: Callable[[Training], None]
+) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    collected.clear()
+    change(training)
+    snapshots.save(4, training.state)
+    expected = copied(training.state())
+    assert len(collected) == 1
+    assert ask(memory)
+    assert restored().step == 4
+    assert_same(expected, restored().state)
+
+
+def test_optimizers_state_of_the_step_stays_as_it_was(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    expected = steps(training, snapshots, 1, 3)
+    for state in training.optimizer.state.values():
+        state["new"] = torch.ones(3)
+        del state["exp_avg"]
+    assert ask(memory)
+    assert_same(expected, restored().state)
+
+
+def test_other_tensor_in_the_former_memory_of_an_optimizers_state_is_copied(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3)
+    moment = training.optimizer.state[training.model[0].weight]["exp_avg"]
+    buffer = torch.empty(0)  # as an allocation that reuses the memory
+    buffer.set_(moment.untyped_storage(), 0, moment.shape, moment.stride())
+    moment.data = moment.data.clone()
+    snapshots.save(4, {**training.state(), "buffer": buffer})
+    expected = copied({**training.state(), "buffer": buffer})
+    buffer.zero_()
+    assert ask(memory)
+    assert restored().step == 4
+    assert_same(expected, restored().state)
+
+
+def test_other_name_of_an_optimizers_state_is_not_copied(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_state, "COPIED_BYTES", 0)
+    training = Training()
+    snapshots = started(training)
+    training.backward()
+    training.optimizer.step()
+    moments = [each["exp_avg"] for each in training.optimizer.state.values()]
+    snapshots.save(1, lambda: {"moment": moments[0].detach(), "list": [moments[1].detach()]})
+    expected = {"moment": moments[0].clone(), "list": [moments[1].clone()]}
+    assert ask(memory)
+    found = restored().state
+    assert_same(expected["moment"], found["moment"])
+    assert_same(expected["list"][0], found["list"][0])
+
+
+def test_samples_of_each_regular_snapshot_are_elsewhere(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training, every_steps=4)
+    stop = snapshots._stop
+    assert stop is not None
+    seeds = []
+    for step in range(1, 13):
+        steps(training, snapshots, step, step)
+        assert stop._held is not None
+        seeds.append(stop._held.marks.seed)
+    # The state of a step with a snapshot is held before that is taken.
+    changed = [step for step in range(2, 13) if seeds[step - 1] != seeds[step - 2]]
+    assert changed == [5, 9]
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -969,10 +1137,9 @@ def test_copy_that_takes_longer_than_the_steps_is_not_made(
     assert bool(made) is is_made
 
 
-def test_costly_state_is_given_up_and_tried_again(
+def test_costly_state_is_given_up_and_tried_again_ever_more_rarely(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_copy, "RETRY", 4)
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     training = Training()
@@ -984,11 +1151,100 @@ def test_costly_state_is_given_up_and_tried_again(
         now[0] += 0.9  # of a step of one second
         return training.state()
 
-    for step in range(1, 70):
+    for step in range(1, 100):
         now[0] = float(step)
         snapshots.save(step, state)
     undue = [step for step in calls if step % 10]
-    assert undue == [*range(1, 6), *range(41, 46)]  # not until the next regular snapshot
+    # After one, two and four regular snapshots.
+    assert undue == [*range(1, 6), *range(11, 16), *range(31, 36), *range(71, 76)]
+
+
+@pytest.mark.parametrize(("slow", "is_on"), [(3, True), (4, False)])
+def test_single_slow_calls_do_not_end_the_holding_of_states(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, slow: int, is_on: bool
+) -> None:
+    """Such as on a machine that is busy after a restart: the lower quartile counts."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    training = Training()
+    snapshots = started(training)
+
+    def state() -> dict[str, Any]:
+        now[0] += 0.9 if step <= slow else 0.01
+        return training.state()
+
+    for step in range(1, interval.FIRST_COSTS + 2):
+        now[0] = float(step)
+        snapshots.save(step, state)
+    assert snapshots._stop is not None
+    assert snapshots._stop.is_on is is_on
+
+
+def policy(costs: list[float], most: float = 0.1) -> HoldPolicy:
+    """Return a policy that has measured costs of steps of one second."""
+    made = HoldPolicy(most / interval.HELD_SHARE)
+    for each in costs:
+        made.took(each)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("costs", "wants"),
+    [
+        ([], True),
+        ([9.0] * 4, True),  # too few
+        ([0.11] * 5, False),
+        ([0.1] * 5, True),
+        ([0.1] * 2 + [9.0] * 3, True),
+        ([0.1] + [9.0] * 4, False),
+        ([9.0] * 14 + [0.1] * 6, True),
+        ([9.0] * 15 + [0.1] * 5, False),
+        ([0.1] * 50 + [9.0] * 14, True),
+        ([0.1] * 50 + [9.0] * 15, False),
+    ],
+)
+def test_lower_quartile_of_the_last_costs_decides(costs: list[float], wants: bool) -> None:
+    assert policy(costs).proposed(1.0, is_on=True) is wants
+
+
+def test_rank_that_has_given_up_proposes_again_after_one_two_four_and_more_snapshots() -> None:
+    found = policy([0.5] * 5)
+    rounds = []
+    is_on = True
+    for count in range(1, 100):
+        wants = found.proposed(1.0, is_on=is_on)
+        if is_on and not wants:
+            rounds.append(count)
+        if not is_on and wants:
+            for _ in range(5):
+                found.took(0.5)
+        is_on = wants
+    assert [after - before for before, after in itertools.pairwise(rounds)][:6] == [
+        2,
+        3,
+        5,
+        9,
+        17,
+        17,
+    ]
+
+
+def test_cost_that_falls_again_ends_the_longer_waits() -> None:
+    found = policy([])
+    found.is_refused = True
+    waits = []
+    for costs in ([0.5] * 5, [0.5] * 5, [0.05] * 20, [0.5] * 20):
+        assert not found.proposed(1.0, is_on=True)
+        waits.append(1)
+        while not found.proposed(1.0, is_on=False):
+            waits[-1] += 1
+        for each in costs:
+            found.took(each)
+        if costs[0] < 0.1:
+            assert found.proposed(1.0, is_on=True)
+            found.took(0.5)
+            found.is_refused = True
+    assert waits == [1, 2, 4, 1]
 
 
 def test_second_restore_and_close_hold_nothing(memory: Path) -> None:
