@@ -41,6 +41,7 @@ from elasticjob.train.storage import StoredOffer, called
 from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 log = logging.getLogger("elasticjob.train")
@@ -66,6 +67,39 @@ class Agreed(NamedTuple):
     offers: list[Offer]
     stored: InStorage
     stored_at: float
+
+
+def check_group(environ: Mapping[str, str]) -> None:
+    """Raise SnapshotError without a process group if the environment names several ranks.
+
+    They would restore, and save, as gangs of one rank, each another version.
+    """
+    ranks = environ.get("WORLD_SIZE", "")
+    if group_size() is None and ranks.isdecimal() and int(ranks) > 1:
+        raise SnapshotError(
+            f"restore() was called without a process group, and WORLD_SIZE={ranks} names {ranks} "
+            "ranks, which restore together: call restore() after init_process_group(), or set "
+            "WORLD_SIZE=1 in the environment of a process that trains alone"
+        )
+
+
+def check_group_size(gang: Gang) -> None:
+    """Raise SnapshotError if the process group has another number of ranks than at the restore."""
+    ranks = group_size()
+    if ranks not in (None, gang.size):
+        raise SnapshotError(
+            f"the process group of save() has {ranks} ranks, and restore() was called with "
+            f"{gang.size}: call restore() after init_process_group()"
+        )
+
+
+def group_size() -> int | None:
+    """Return the number of ranks of the process group; None if there is none."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.get_world_size()
 
 
 def agree(

@@ -55,7 +55,13 @@ from elasticjob.train.overlap import Optimizers, Overlap, Pace
 from elasticjob.train.part_files import Body, StateChanged
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
-from elasticjob.train.restoring import agree, assembled, check_size
+from elasticjob.train.restoring import (
+    agree,
+    assembled,
+    check_group,
+    check_group_size,
+    check_size,
+)
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
@@ -255,8 +261,10 @@ class Snapshots:
         Raises:
             SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
                 snapshots of sharded state are of another number of ranks; a distributed tensor
-                has another shape; or the ranks have created Snapshots with other arguments.
+                has another shape; the ranks have created Snapshots with other arguments; or there
+                are several ranks, and no process group.
         """
+        check_group(os.environ)
         self._end_former()
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
@@ -335,7 +343,8 @@ class Snapshots:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage; or
-                the ranks have called with another step, or only some with `store` or `rank_state`.
+                the ranks have called with another step, or only some with `store` or `rank_state`;
+                or the process group has another number of ranks than at the restore.
             RuntimeError: `restore` was not called; another Snapshots in this process, or another
                 process of this local rank, saves to the same folder; or a parameter created in
                 `skip_initialization` has no value.
@@ -343,6 +352,7 @@ class Snapshots:
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
+        check_group_size(gang)
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)

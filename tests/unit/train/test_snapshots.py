@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
@@ -642,6 +643,58 @@ def test_second_restore_has_the_newest_snapshot(memory: Path) -> None:
 def test_save_before_restore_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call restore"):
         Snapshots().save(1, {})
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", ["2", "16"])
+def test_restore_of_several_ranks_without_a_process_group_is_refused(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    """Each of them would restore, and save, as a gang of its own."""
+    started().save(3, {"x": 3})
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    snapshots = Snapshots()
+    with pytest.raises(SnapshotError, match=f"WORLD_SIZE={ranks} .* init_process_group"):
+        snapshots.restore()
+    with pytest.raises(RuntimeError, match="call restore"):
+        snapshots.save(4, {"x": 4})
+
+
+@pytest.mark.parametrize("ranks", ["1", "", "\u00b2"])
+def test_restore_of_one_rank_needs_no_process_group(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    started().save(3, {"x": 3})
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert restored() == (3, "memory")
+
+
+def test_group_of_one_rank_restores_alone_among_several(
+    memory: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    started().save(3, {"x": 3})
+    assert restored() == (3, "memory")
+
+
+def test_save_in_a_group_of_another_size_than_at_the_restore_is_refused(
+    memory: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = started()
+    assert snapshots.save(1, {"x": 1})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(SnapshotError, match=r"save\(\) has 2 ranks, and .* with 1: call restore"):
+        snapshots.save(2, {"x": 2})
+    monkeypatch.undo()
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(memory))
+    assert restored() == (1, "memory")
 
 
 def test_settings_of_the_ranks_are_compared_before_they_exchange_anything_else(
