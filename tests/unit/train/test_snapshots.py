@@ -244,6 +244,19 @@ def test_storage_is_restored_without_memory(memory: Path, tmp_path: Path) -> Non
     assert len(list(storage.iterdir())) == 2
 
 
+def test_sharded_snapshot_of_a_state_without_shards_is_restored(
+    memory: Path, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    snapshots = started(storage, sharded=True)
+    assert snapshots.save(3, {"x": torch.ones(3)}, store=True)
+    snapshots.close()
+    assert restored(storage, sharded=True) == (3, "memory")
+    for each in memory.iterdir():
+        each.unlink()
+    assert restored(storage, sharded=True) == (3, "storage")
+
+
 def test_interval_to_the_last_snapshot_in_storage_continues_after_a_fault(
     memory: Path, tmp_path: Path
 ) -> None:
