@@ -82,6 +82,19 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return False if the storage of a tensor is smaller than the tensor.
+
+    FSDP, for example, frees the storage of a parameter that a rank does not need. To read such a
+    tensor would end the process.
+    """
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
@@ -171,6 +184,12 @@ class _Encoder:
             )
         if tensor.is_quantized or tensor.is_meta:
             raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")
+        if not has_memory(tensor):
+            raise TypeError(
+                f"{path} is a tensor of {tensor.numel() * tensor.element_size()} bytes whose "
+                f"storage of {tensor.untyped_storage().nbytes()} bytes is smaller: its memory was "
+                "freed, as FSDP does; gather it before, or leave it out of the state"
+            )
         # Tied weights, and other names of the same memory, are written once.
         key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         plain = tensor.numel() and not (tensor.is_conj() or tensor.is_neg())

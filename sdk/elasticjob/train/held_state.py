@@ -11,6 +11,8 @@ import ctypes
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticjob.train.codec import has_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -93,6 +95,8 @@ class Copies:
             # An assignment to the `data` of a parameter replaces its memory.
             return tensor.detach() if type(tensor) is self._plain[1] else tensor
         self._count(size)
+        if not has_memory(tensor):
+            raise NotHeld
         return tensor.detach().clone()
 
     def _count(self, size: int) -> None:

@@ -160,6 +160,23 @@ def test_nested_tensor_is_named_with_its_path() -> None:
         encode({"n": torch.nested.nested_tensor([torch.ones(1)])})
 
 
+@pytest.mark.parametrize("left", [0, 36])
+@pytest.mark.parametrize(
+    "view",
+    [lambda whole: whole, lambda whole: whole[5:10], lambda whole: whole.view(2, 5).T[3:]],
+)
+def test_tensor_without_its_memory_is_named_with_its_path(
+    left: int, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    whole = torch.ones(10)
+    tensor = view(whole)
+    encode({"w": [tensor]})
+    whole.untyped_storage().resize_(left)
+    with pytest.raises(TypeError, match=rf"state\['w'\]\[0\] is a .* storage of {left} bytes"):
+        encode({"w": [tensor]})
+    encode({"w": [tensor[:0], torch.ones(3).expand(2, 3)]})
+
+
 @pytest.mark.parametrize(
     "head",
     [

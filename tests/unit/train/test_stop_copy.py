@@ -601,6 +601,17 @@ def test_large_state_outside_the_optimizers_is_not_held(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def test_state_with_a_tensor_without_its_memory_is_not_held(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    freed = torch.ones(100)
+    freed.untyped_storage().resize_(0)
+    snapshots.save(1, training.state)
+    training.optimizer.step()
+    snapshots.save(2, lambda: {**training.state(), "freed": freed})
+    assert ask(memory) == 0.0
+
+
 def exchange(training: Training) -> None:
     """Validate with other weights, as of a moving average."""
     with torch.no_grad():
