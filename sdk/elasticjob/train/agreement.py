@@ -24,7 +24,13 @@ PLACES = (MEMORY, REPLICAS, STORAGE)
 
 
 class SnapshotError(Exception):
-    """Snapshot that could not be stored or restored; the message has the rank and the cause."""
+    """Snapshot that could not be stored or restored; the message has the rank and the cause.
+
+    Attributes:
+        is_of_calls: True if the ranks have made different calls, or with different values.
+    """
+
+    is_of_calls = False
 
 
 class Missing(enum.IntFlag):

@@ -353,6 +353,17 @@ class Snapshots:
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
         check_group_size(gang)
+        try:
+            return self._saved(gang, step, state, rank_state, store)
+        except SnapshotError as error:
+            if error.is_of_calls and self._stop is not None:
+                self._stop.release()  # a copy of it would be the newest snapshot of a restart
+            raise
+
+    def _saved(
+        self, gang: Gang, step: int, state: object, rank_state: object, store: bool | None
+    ) -> bool:
+        """Take a snapshot as `save` does."""
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
