@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob.train.part_files import Body, CorruptSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -36,6 +36,10 @@ _MAPPINGS: dict[type[Any], str] = {
     collections.OrderedDict: "OrderedDict",
     collections.Counter: "Counter",
 }
+
+_METADATA = "_metadata"
+"""Attribute of the mapping that `Module.state_dict` returns: the version of each module's state, by
+which `load_state_dict` converts older ones."""
 
 
 class Sharded(NamedTuple):
@@ -124,13 +128,11 @@ class _Encoder:
             items = [self.described(item, f"{path}[{at}]") for at, item in enumerate(value)]
             return [_SEQUENCES[kind], items]
         if kind in _MAPPINGS:
-            return [
-                _MAPPINGS[kind],
-                [
-                    [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
-                    for key, item in value.items()
-                ],
+            items = [
+                [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
+                for key, item in value.items()
             ]
+            return [_MAPPINGS[kind], [*_described_metadata(value, items), *items]]
         if kind in (bytes, bytearray):
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
@@ -213,6 +215,50 @@ class _Encoder:
         return ["tensor", [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]]
 
 
+def with_metadata(made: Any, value: Any) -> Any:
+    """Return a copy of a mapping with the versions of the modules that `state_dict` adds."""
+    if hasattr(value, _METADATA):
+        setattr(made, _METADATA, getattr(value, _METADATA))
+    return made
+
+
+def _described_metadata(value: Any, items: Sequence[Any]) -> list[Any]:
+    """Return the versions of the modules in a `state_dict`, as an item before all others.
+
+    It has the key of the first item, so that older libraries overwrite it. A text for each prefix
+    is restored as it was, or left out. A `state_dict` without items needs no versions.
+    """
+    metadata = getattr(value, _METADATA, None)
+    if not isinstance(metadata, dict) or not items or type(items[0][0]) is not str:
+        return []
+    text = _exact_json(metadata)
+    if text is None:
+        exact = {key: each for key, each in metadata.items() if _exact_json({key: each})}
+        text = json.dumps(exact)
+    return [[items[0][0], text]]
+
+
+def _exact_json(value: dict[Any, Any]) -> str | None:
+    """Return a dict as JSON; None if its values would have other types after a restore."""
+    try:
+        text = json.dumps(value)
+        return text if json.loads(text) == value else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _mapping_of(mapping: type[Any], content: Any, data: memoryview) -> Any:
+    made = mapping({_decoded(key, data): _decoded(item, data) for key, item in content})
+    if mapping is collections.OrderedDict and len(content) > 1 and _is_metadata(*content[:2]):
+        setattr(made, _METADATA, collections.OrderedDict(json.loads(content[0][1])))
+    return made
+
+
+def _is_metadata(first: Any, second: Any) -> bool:
+    """Return True if the first of two items of a mapping has the key of the second one."""
+    return type(first[0]) is str and first[0] == second[0]
+
+
 def _advice(kind: type) -> str:
     """Return the remedy for a value of a type that is not encoded."""
     for method in ("state_dict", "get_state"):
@@ -258,7 +304,7 @@ def _decoded(described: Any, data: memoryview) -> Any:
             return sequence(_decoded(item, data) for item in content)
     for mapping, name in _MAPPINGS.items():
         if kind == name:
-            return mapping({_decoded(key, data): _decoded(item, data) for key, item in content})
+            return _mapping_of(mapping, content, data)
     raise ValueError(f"unknown type {kind!r}")
 
 

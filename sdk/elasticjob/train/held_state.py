@@ -11,7 +11,7 @@ import ctypes
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.codec import has_memory
+from elasticjob.train.codec import has_memory, with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +75,7 @@ class Copies:
         if isinstance(value, self._tensor):
             return self._of_tensor(value)
         if kind in _MAPPINGS:
-            return kind({key: self.held(item) for key, item in value.items()})
+            return with_metadata(kind({key: self.held(item) for key, item in value.items()}), value)
         if kind in _SEQUENCES:
             return kind([self.held(item) for item in value])
         if kind is bytearray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.codec import Sharded
+from elasticjob.train.codec import Sharded, with_metadata
 from elasticjob.train.part_files import CorruptSnapshot
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _mapped(value: Any, change: Callable[[Any, str], Any], path: str) -> Any:
     `change` gets each leaf and its path.
     """
     if isinstance(value, dict) and hasattr(type(value), "items"):
-        made = value.copy()
+        made = with_metadata(value.copy(), value)
         for key, item in value.items():
             made[key] = _mapped(item, change, f"{path}[{key!r}]")
         return made

@@ -56,3 +56,14 @@ def test_partial_placement_is_refused_with_its_path(mesh: dist.DeviceMesh) -> No
         split(placed(Partial()), None)
     for placement in (Shard(0), Replicate()):
         assert split(placed(placement), None) is not None
+
+
+def test_shared_part_of_sharded_state_keeps_the_versions_of_modules(mesh: dist.DeviceMesh) -> None:
+    module = torch.nn.BatchNorm1d(2)
+    weight = DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
+    module.weight = torch.nn.Parameter(weight)
+    state = module.state_dict()
+    parted = split({"model": state}, None)
+    assert parted is not None
+    assert parted[0]["model"]._metadata == state._metadata
+    assert isinstance(parted[0]["model"]["weight"], Sharded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import functools
+import json
 import logging
 import os
 import signal
@@ -29,7 +30,7 @@ from elasticjob.train.codec import decode, encode
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import CorruptSnapshot, read
+from elasticjob.train.part_files import Body, CorruptSnapshot, read
 from elasticjob.train.replicas import Generations
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import StorageFolder
@@ -186,6 +187,8 @@ def test_tensor_without_its_memory_is_named_with_its_path(
         b'["tensor",["float32",[4],-16,16]]',
         b'["tensor",["load",[4],0,16]]',
         b'["dict",[[["list",[]],1]]]',
+        b'["OrderedDict",[["a","{"],["a",1]]]',
+        b'["OrderedDict",[["a",1],["a",1]]]',
     ],
 )
 def test_malformed_description_is_corrupt(head: bytes) -> None:
@@ -210,6 +213,75 @@ def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
     for before, after in zip(arrays, found.state["arrays"], strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert numpy.array_equal(after, before)
+
+
+class Converted(torch.nn.Module):
+    """Module of version 2 that converts a state of version 1, or of none."""
+
+    _version = 2
+
+    def __init__(self, scale: float = 3.0) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([scale]))
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: dict[str, Any], *others: Any
+    ) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}scale"] = state[f"{prefix}scale"] ** 2
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_versions_of_modules_are_restored(memory: Path) -> None:
+    model = torch.nn.Sequential(Converted(), torch.nn.BatchNorm1d(2))
+    started().save(3, {"models": [model.state_dict()], "x": 1})
+    found = Snapshots().restore()
+    assert found is not None
+    (state,) = found.state["models"]
+    assert state._metadata == model.state_dict()._metadata
+    assert type(state._metadata) is collections.OrderedDict
+    other = torch.nn.Sequential(Converted(1.0), torch.nn.BatchNorm1d(2))
+    other.load_state_dict(state)
+    assert same(model.state_dict(), other.state_dict())
+
+
+def decoded(body: Body) -> Any:
+    return decode(body._replace(views=[memoryview(bytearray().join(body.views))]))
+
+
+def test_versions_of_other_types_are_left_out_one_by_one() -> None:
+    state = collections.OrderedDict(w=1)
+    contains: dict[str, Any] = {}
+    contains["itself"] = contains
+    others = [{"version": each} for each in ((1, 2), float("nan"), {3: 4}, {1}, torch.ones(1))]
+    exact = {"": {"version": 2}, "a": {"version": None, "more": [1, "x", {"y": 2.5}]}}
+    state._metadata = {  # type: ignore[attr-defined]
+        **exact,
+        **{f"other{at}": each for at, each in enumerate([*others, contains, object()])},
+        5: {"version": 1},
+    }
+    found = decoded(encode([state, {"late": 2}]))
+    assert (dict(found[0]), found[0]._metadata) == ({"w": 1}, exact)
+    assert decoded(encode(found))[0]._metadata == exact
+
+
+@pytest.mark.parametrize("keys", [("w",), ("b", "a", "c"), (1, "a"), ()])
+def test_older_library_reads_a_state_with_versions(keys: tuple[Any, ...]) -> None:
+    """It makes a mapping of the items in their order: the last one of the same key remains."""
+    state = collections.OrderedDict((key, at) for at, key in enumerate(keys))
+    state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]
+    body = encode(state)
+    kind, items = json.loads(bytes(body.views[0]))
+    assert kind == "OrderedDict"
+    assert list(collections.OrderedDict(map(tuple, items)).items()) == list(state.items())
+    assert list(decoded(body).items()) == list(state.items())
+
+
+def test_state_of_an_older_library_has_no_versions() -> None:
+    head = b'["OrderedDict",[["a",1],["b",["OrderedDict",[]]]]]'
+    found = decode(Body(len(head), [memoryview(bytearray(head))]))
+    assert found == {"a": 1, "b": {}}
+    assert not hasattr(found, "_metadata")
 
 
 def test_tied_weights_are_written_once_and_stay_tied(memory: Path) -> None:

@@ -179,6 +179,7 @@ def test_containers_and_small_values_are_those_of_the_step(memory: Path) -> None
     assert type(found) is OrderedDict
     assert_same(expected, found)
     assert found["inner"] == expected["inner"]
+    assert found["model"]._metadata == training.model.state_dict()._metadata
 
 
 def slow_copies(
