@@ -105,6 +105,7 @@ class Exchange(enum.IntEnum):
     HOLD = 9
     PROPOSALS = 10
     STORED = 11
+    OWN_PARTS = 12
 
 
 class Header(NamedTuple):

@@ -243,6 +243,8 @@ class Snapshots:
         self._settings = json.dumps({name: str(value) for name, value in settings.items()}).encode()
         """Arguments that must be the same on all ranks."""
         self._replication: Replication | None = None
+        self._compared = 0
+        """Number of snapshots since the last restore or `close`."""
         self._found: tuple[list[Offer], Plan | None] = ([], None)
         self._copied: Version | None = None  # confirmed by the replication that `close` has ended
 
@@ -314,6 +316,7 @@ class Snapshots:
 
     def _end_replication(self) -> None:
         """End the replication; the next `save` with states of the ranks begins another one."""
+        self._compared = 0
         if self._replication is not None:
             self._replication.close()
             self._copied = self._replication.generations.confirmed
@@ -411,6 +414,7 @@ class Snapshots:
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
             state, rank_state = parted
+        began += self._compare(gang, rank_state is not None)
         ranks = 0 if rank_state is None else gang.size
         part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
         writes_shared = self._local_rank == 0
@@ -431,8 +435,6 @@ class Snapshots:
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._store.begins(step)
-        if rank_state is not None and self._replication is None:
-            self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
@@ -460,6 +462,24 @@ class Snapshots:
                 train.checkpointed(step)
         self._pace.left(step, copied=True)
         return True
+
+    def _compare(self, gang: Gang, has_own_part: bool) -> float:
+        """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
+
+        The ranks exchange it at the first snapshot of a round, the second, the fourth, and so on: a
+        rank that alone has an own part would wait for the others, or write parts that no restore
+        finds complete. The value of a function is known only here, and so are the shards.
+
+        Returns the seconds that it took, most of them waiting for slower ranks.
+        """
+        began = time.perf_counter()
+        self._compared += 1
+        if gang.size > 1 and self._compared & (self._compared - 1) == 0:
+            told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]))
+            check_same("save()", [{"rank_state": bool(each[0])} for each in told])
+            if has_own_part and self._replication is None:
+                self._replicates(gang)  # the next snapshot is the first to be copied
+        return time.perf_counter() - began
 
     def _held(
         self, stop: StopCopy, gang: Gang, step: int, state: Any, rank_state: Any, is_due: bool
