@@ -49,7 +49,14 @@ from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
-from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
+from elasticjob.train.job import (
+    Reached,
+    ReachedFile,
+    Report,
+    job_settings,
+    local_rank,
+    lost_since,
+)
 from elasticjob.train.node_memory import NodeMemory
 from elasticjob.train.overlap import Optimizers, Overlap, Pace
 from elasticjob.train.part_files import Body, StateChanged
@@ -181,7 +188,7 @@ class Snapshots:
         self._pace = Pace(interval, self._overlap)
         self._is_measured = self._pace.is_measured
         """True if any rank's interval depends on measurements."""
-        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_rank = local_rank(os.environ)
         self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._report = Report()
         self._limit = job.memory_bytes
