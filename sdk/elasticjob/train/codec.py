@@ -174,6 +174,11 @@ class _Encoder:
 
         is_dense = tensor.layout == torch.strided and not tensor.is_nested
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not is_dense:
+            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+                raise TypeError(
+                    f"{path} is an uninitialized parameter or buffer of a lazy module, which a "
+                    "snapshot cannot hold: call the module once before the first save()"
+                )
             if hasattr(tensor, "full_tensor"):
                 raise TypeError(
                     f"{path} is a distributed tensor, which only a sharded snapshot can hold: "
@@ -333,5 +338,5 @@ def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
     if empty.numel() * empty.element_size() != size or not 0 <= offset <= len(data) - size:
         raise ValueError(f"a tensor of {size} bytes at {offset} does not fit its shape or the data")
     if not size:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data[offset : offset + size], dtype=dtype).reshape(shape)

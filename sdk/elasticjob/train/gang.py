@@ -257,7 +257,7 @@ class Gang:
         import torch.distributed as dist
 
         read = _Read(reading)
-        sizes = torch.tensor(read.sizes())
+        sizes = torch.tensor(read.sizes(), device="cpu")
         dist.broadcast(sizes, source, group=self._channel.group)
         head, size, checksum = map(int, sizes)
         if read.body is None and reading is None and checksum != _UNKNOWN:
@@ -455,10 +455,10 @@ def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) 
     """Send a body, or receive one into new memory with None. Its content is not copied."""
     import torch
 
-    sizes = torch.zeros(3, dtype=torch.int64)
+    sizes = torch.zeros(3, dtype=torch.int64, device="cpu")
     if body is not None:
         checksum = _UNKNOWN if body.checksum is None else body.checksum
-        sizes = torch.tensor([body.head_bytes, body.size, checksum])
+        sizes = torch.tensor([body.head_bytes, body.size, checksum], device="cpu")
     transfer(sizes)
     head, size, checksum = map(int, sizes)
     view = allocated(size) if body is None else body.contiguous()

@@ -129,7 +129,7 @@ class Sources:
             tensors = self._parameters + self._states
             self.memory = {(each.data_ptr(), each.nbytes) for each in tensors}
             self._marks = self._marked()
-        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+        except (AttributeError, RuntimeError, ValueError) as error:  # without memory of their own
             raise NotHeld from error
         self.memory.discard((0, 0))
 

@@ -85,7 +85,8 @@ def local_rank(environ: Mapping[str, str]) -> int:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    return int(environ.get(name) or 0)
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def refused_memory(environ: Mapping[str, str]) -> OSError | None:

@@ -125,7 +125,8 @@ class Assembly:
 
         if isinstance(value, Sharded):
             if not is_distributed(into):
-                whole = torch.zeros(value.shape, dtype=getattr(torch, value.dtype))
+                dtype = getattr(torch, value.dtype)
+                whole = torch.zeros(value.shape, dtype=dtype, device="cpu")
                 return self._targets.setdefault(value.number, whole)
             if tuple(into.shape) != value.shape or not str(into.dtype).endswith(f".{value.dtype}"):
                 raise ShapeMismatch(

@@ -155,6 +155,19 @@ def test_type_without_an_encoding_is_named_with_its_path(state: Any, named: str)
         encode(state)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LazyLinear, torch.nn.LazyConv1d])
+def test_lazy_parameter_without_a_value_is_named_with_its_path(memory: Path, kind: Any) -> None:
+    model = kind(3, kernel_size=1) if kind is torch.nn.LazyConv1d else kind(3)
+    snapshots = started(optimizers=torch.optim.SGD(model.parameters()), every_steps=1)
+    assert snapshots.save(1, {"x": 1})
+    with pytest.raises(TypeError, match=r"\['weight'\] is an uninitialized .*: call the module once"):
+        snapshots.save(2, {"model": model.state_dict()})
+    model(torch.ones(2, 2, 4))
+    assert snapshots.save(3, {"model": model.state_dict()})
+    snapshots.close()
+    assert restored() == (3, "memory")
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensor_is_named_with_its_path() -> None:
     with pytest.raises(TypeError, match=r"state\['n'\] is a nested Tensor of layout"):
@@ -213,6 +226,18 @@ def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
     for before, after in zip(arrays, found.state["arrays"], strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert numpy.array_equal(after, before)
+
+
+def test_tensors_are_restored_in_cpu_memory_with_another_default_device(memory: Path) -> None:
+    state = {"w": torch.ones(2), "empty": torch.zeros(0, 3), "array": numpy.zeros((0, 2))}
+    started().save(3, state)
+    with torch.device("meta"):
+        found = Snapshots().restore()
+        assert started().save(4, state)
+    assert found is not None
+    assert same([state["w"], state["empty"]], [found.state["w"], found.state["empty"]])
+    assert found.state["empty"].device.type == "cpu"
+    assert found.state["array"].shape == (0, 2)
 
 
 class Converted(torch.nn.Module):
