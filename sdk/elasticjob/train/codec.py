@@ -96,7 +96,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= needed
+    return bool(tensor.untyped_storage().nbytes() >= needed)
 
 
 def _aligned(size: int) -> int:

@@ -443,6 +443,13 @@ class _Read:
             self._reading, self._error = None, error
 
 
+def group_size() -> int | None:
+    """Return the number of ranks of the process group; None if there is none."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
 def streams(plan: Plan, ranks: int) -> bool:
     """Return True if a rank sends the shared part to all others while it reads it.
 
@@ -485,13 +492,3 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
             body = bodies[source.part] if gang.rank == reader else None
             own = gang.move(body, reader, rank) or own
     return shared, own
-
-
-def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
-    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks.
-
-    Removes each part from `bodies` once it is sent.
-    """
-    for source in plan.own:
-        reader = source.readers[0]
-        yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)

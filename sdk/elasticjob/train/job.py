@@ -72,8 +72,8 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
 def local_rank(environ: Mapping[str, str]) -> int:
     """Return the rank of this process on its node.
 
-    With `virtual_local_rank` of torch's agent each worker sees one device, and has LOCAL_RANK=0. Its
-    place on the node is then known from its rank, if all nodes have as many workers.
+    With `virtual_local_rank` of torch's agent each worker sees one device, and has LOCAL_RANK=0.
+    Its place on the node is then known from its rank, if all nodes have as many workers.
     """
     given, workers = _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_WORLD_SIZE")
     is_uniform = _number(environ, "WORLD_SIZE") == workers * _number(environ, "GROUP_WORLD_SIZE")

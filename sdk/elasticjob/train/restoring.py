@@ -27,7 +27,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
 from elasticjob.train.exchange import Exchange, RestoreMessage, pack_message, unpack_message
-from elasticjob.train.gang import Gang, own_parts, streams
+from elasticjob.train.gang import Gang, group_size, streams
 from elasticjob.train.job import InStorage, in_storage_of
 from elasticjob.train.part_files import (
     Body,
@@ -41,7 +41,7 @@ from elasticjob.train.storage import StoredOffer, called
 from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 log = logging.getLogger("elasticjob.train")
@@ -91,15 +91,6 @@ def check_group_size(gang: Gang) -> None:
             f"the process group of save() has {ranks} ranks, and restore() was called with "
             f"{gang.size}: call restore() after init_process_group()"
         )
-
-
-def group_size() -> int | None:
-    """Return the number of ranks of the process group; None if there is none."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return dist.get_world_size()
 
 
 def agree(
@@ -176,9 +167,19 @@ def assembled(
     if all(text[0] == "1" for text in texts):
         assembly.add(shards)
     else:
-        for body in own_parts(gang, plan, bodies):
+        for body in _own_parts(gang, plan, bodies):
             assembly.add(own_state(decode(body))[0])
     return assembly.state, rank_state
+
+
+def _own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
+    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks.
+
+    Removes each part from `bodies` once it is sent.
+    """
+    for source in plan.own:
+        reader = source.readers[0]
+        yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)
 
 
 class _Reads:

@@ -127,9 +127,7 @@ def test_workers_of_a_node_with_virtual_local_ranks_save_to_one_folder(tmp_path:
         own = of_worker(rank, 0, 2, 2, CUDA_VISIBLE_DEVICES=str(rank))
         own.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1")
         environ = {**os.environ, **own, layout.SNAPSHOT_FOLDER: str(memory)}
-        workers.append(
-            subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
-        )
+        workers.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
     ended = [(each.communicate(timeout=120)[1], each.returncode) for each in workers]
     assert [code for _, code in ended] == [0, 0], ended
     found = {each.rank for local in (0, 1) for each in MemoryBuffers(memory, local).parts()}
