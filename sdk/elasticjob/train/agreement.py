@@ -24,7 +24,13 @@ PLACES = (MEMORY, REPLICAS, STORAGE)
 
 
 class SnapshotError(Exception):
-    """Snapshot that could not be stored or restored; the message has the rank and the cause."""
+    """Snapshot that could not be stored or restored; the message has the rank and the cause.
+
+    Attributes:
+        is_of_calls: True if the ranks have made different calls, or with different values.
+    """
+
+    is_of_calls = False
 
 
 class Missing(enum.IntFlag):
@@ -118,8 +124,8 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     parts of some ranks; the version before it is then preferred if that one is complete. No version
     further back is: losing the ranks' parts costs less than more steps. Versions that were written
     at a stop do not count there: they come on top of the snapshots that the ranks take. Sharded
-    state is useless without the parts of all ranks: the newest version that has them wins, however
-    old it is.
+    state is useless without the parts of all ranks: the newest version that lacks none wins,
+    however old it is.
     """
     shared = {part for part in _all(offers) if part.rank == SHARED}
     if not shared:
@@ -128,7 +134,7 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     candidates = sorted(shared, reverse=True) if is_sharded else _not_older(newest, shared)
     for part in candidates:
         source, own = _source(part, offers), _own_sources(part, offers)
-        if source is not None and own is not None and (own or not is_sharded):
+        if source is not None and own is not None:
             return Plan(source, own)
     source = None if is_sharded else _source(newest, offers)
     return None if source is None else Plan(source)

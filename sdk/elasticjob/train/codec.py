@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob.train.part_files import Body, CorruptSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -36,6 +36,10 @@ _MAPPINGS: dict[type[Any], str] = {
     collections.OrderedDict: "OrderedDict",
     collections.Counter: "Counter",
 }
+
+_METADATA = "_metadata"
+"""Attribute of the mapping that `Module.state_dict` returns: the version of each module's state, by
+which `load_state_dict` converts older ones."""
 
 
 class Sharded(NamedTuple):
@@ -82,6 +86,19 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return False if the storage of a tensor is smaller than the tensor.
+
+    FSDP, for example, frees the storage of a parameter that a rank does not need. To read such a
+    tensor would end the process.
+    """
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() >= needed)
+
+
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
@@ -111,13 +128,11 @@ class _Encoder:
             items = [self.described(item, f"{path}[{at}]") for at, item in enumerate(value)]
             return [_SEQUENCES[kind], items]
         if kind in _MAPPINGS:
-            return [
-                _MAPPINGS[kind],
-                [
-                    [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
-                    for key, item in value.items()
-                ],
+            items = [
+                [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
+                for key, item in value.items()
             ]
+            return [_MAPPINGS[kind], [*_described_metadata(value, items), *items]]
         if kind in (bytes, bytearray):
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
@@ -159,6 +174,11 @@ class _Encoder:
 
         is_dense = tensor.layout == torch.strided and not tensor.is_nested
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not is_dense:
+            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+                raise TypeError(
+                    f"{path} is an uninitialized parameter or buffer of a lazy module, which a "
+                    "snapshot cannot hold: call the module once before the first save()"
+                )
             if hasattr(tensor, "full_tensor"):
                 raise TypeError(
                     f"{path} is a distributed tensor, which only a sharded snapshot can hold: "
@@ -171,6 +191,12 @@ class _Encoder:
             )
         if tensor.is_quantized or tensor.is_meta:
             raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")
+        if not has_memory(tensor):
+            raise TypeError(
+                f"{path} is a tensor of {tensor.numel() * tensor.element_size()} bytes whose "
+                f"storage of {tensor.untyped_storage().nbytes()} bytes is smaller: its memory was "
+                "freed, as FSDP does; gather it before, or leave it out of the state"
+            )
         # Tied weights, and other names of the same memory, are written once.
         key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         plain = tensor.numel() and not (tensor.is_conj() or tensor.is_neg())
@@ -192,6 +218,50 @@ class _Encoder:
                 self.views.append(memoryview(bytes(padding)))
             self._size += size + padding
         return ["tensor", [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]]
+
+
+def with_metadata(made: Any, value: Any) -> Any:
+    """Return a copy of a mapping with the versions of the modules that `state_dict` adds."""
+    if hasattr(value, _METADATA):
+        setattr(made, _METADATA, getattr(value, _METADATA))
+    return made
+
+
+def _described_metadata(value: Any, items: Sequence[Any]) -> list[Any]:
+    """Return the versions of the modules in a `state_dict`, as an item before all others.
+
+    It has the key of the first item, so that older libraries overwrite it. A text for each prefix
+    is restored as it was, or left out. A `state_dict` without items needs no versions.
+    """
+    metadata = getattr(value, _METADATA, None)
+    if not isinstance(metadata, dict) or not items or type(items[0][0]) is not str:
+        return []
+    text = _exact_json(metadata)
+    if text is None:
+        exact = {key: each for key, each in metadata.items() if _exact_json({key: each})}
+        text = json.dumps(exact)
+    return [[items[0][0], text]]
+
+
+def _exact_json(value: dict[Any, Any]) -> str | None:
+    """Return a dict as JSON; None if its values would have other types after a restore."""
+    try:
+        text = json.dumps(value)
+        return text if json.loads(text) == value else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _mapping_of(mapping: type[Any], content: Any, data: memoryview) -> Any:
+    made = mapping({_decoded(key, data): _decoded(item, data) for key, item in content})
+    if mapping is collections.OrderedDict and len(content) > 1 and _is_metadata(*content[:2]):
+        setattr(made, _METADATA, collections.OrderedDict(json.loads(content[0][1])))
+    return made
+
+
+def _is_metadata(first: Any, second: Any) -> bool:
+    """Return True if the first of two items of a mapping has the key of the second one."""
+    return type(first[0]) is str and first[0] == second[0]
 
 
 def _advice(kind: type) -> str:
@@ -239,7 +309,7 @@ def _decoded(described: Any, data: memoryview) -> Any:
             return sequence(_decoded(item, data) for item in content)
     for mapping, name in _MAPPINGS.items():
         if kind == name:
-            return mapping({_decoded(key, data): _decoded(item, data) for key, item in content})
+            return _mapping_of(mapping, content, data)
     raise ValueError(f"unknown type {kind!r}")
 
 
@@ -268,5 +338,5 @@ def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
     if empty.numel() * empty.element_size() != size or not 0 <= offset <= len(data) - size:
         raise ValueError(f"a tensor of {size} bytes at {offset} does not fit its shape or the data")
     if not size:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(data[offset : offset + size], dtype=dtype).reshape(shape)

@@ -17,17 +17,26 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import operator
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _Step = TypeVar("_Step")
 
 DROP = "drop"
 PAD = "pad"
 _MAX_SEED = 2**31 - 1
+_OWN_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "batch_size": ((1,), "give global_batch or batch_per_rank"),
+    "drop_last": ((False,), "give remainder"),
+    "sampler": ((None,), "its sampler is an ElasticSampler"),
+    "batch_sampler": ((None,), "its sampler is an ElasticSampler"),
+    "generator": ((None,), "the numbers of its workers follow from seed and epoch: give seed"),
+}
+"""Arguments of the DataLoader that are refused: the values without effect, and the remedy."""
 
 
 class ElasticSampler:
@@ -166,8 +175,19 @@ class ElasticSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position. Raises ValueError if it is one in another order of the data."""
-        for name, ours in self.state_dict().items():
+        """Continue at a position.
+
+        Raises ValueError if it is none, or one in another order of the data.
+        """
+        settings = self.state_dict()
+        missing = [name for name in settings if name not in state]
+        if missing:
+            raise ValueError(
+                f"the position has no {', '.join(missing)}: load what state_dict() returned"
+            )
+        for name in ("epoch", "position"):
+            _check_count(name, state[name])
+        for name, ours in settings.items():
             if name not in ("epoch", "position") and state[name] != ours:
                 raise ValueError(
                     f"{name} is {ours!r}, and was {state[name]!r} when the position was saved: "
@@ -195,9 +215,9 @@ class ElasticSampler:
 
             if self._shuffle:
                 generator = torch.Generator().manual_seed(self.epoch_seed)
-                order = torch.randperm(self.samples, generator=generator)
+                order = torch.randperm(self.samples, generator=generator, device="cpu")
             else:
-                order = torch.arange(self.samples)
+                order = torch.arange(self.samples, device="cpu")
             self._order = (self.epoch, order)
         return self._order[1]
 
@@ -241,7 +261,7 @@ class ElasticLoader:
 
     Raises:
         ValueError: as `ElasticSampler`.
-        TypeError: the data set has no length or is read as a stream.
+        TypeError: the data set has no length or is read as a stream, or an option is about batches.
         ImportError: the data set has a state, and torchdata is not installed.
     """
 
@@ -258,6 +278,7 @@ class ElasticLoader:
         remainder: str = DROP,
         **options: Any,
     ) -> None:
+        _check_options(options)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
                 "the data set must have a length and items by index, got a "
@@ -273,6 +294,7 @@ class ElasticLoader:
             shuffle=shuffle,
             remainder=remainder,
         )
+        options = {name: given for name, given in options.items() if name not in _OWN_OPTIONS}
         self._has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._loader = _loader_class(self._has_state)(
             dataset,
@@ -351,6 +373,23 @@ def _loader_class(has_state: bool) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader
+
+
+def _check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is a whole number from 0 on."""
+    try:
+        is_count = operator.index(value) >= 0
+    except TypeError:
+        is_count = False
+    if not is_count:
+        raise ValueError(f"{name} of a position must be a whole number from 0 on, got {value!r}")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an argument of the DataLoader that `ElasticLoader` gives itself."""
+    for name, (without_effect, remedy) in _OWN_OPTIONS.items():
+        if name in options and options[name] not in without_effect:
+            raise TypeError(f"ElasticLoader has no argument {name}: {remedy}")
 
 
 def _place(rank: int | None, world: int | None) -> tuple[int, int]:

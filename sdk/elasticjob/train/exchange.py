@@ -105,6 +105,7 @@ class Exchange(enum.IntEnum):
     HOLD = 9
     PROPOSALS = 10
     STORED = 11
+    OWN_PARTS = 12
 
 
 class Header(NamedTuple):
@@ -148,17 +149,22 @@ def check_calls(headers: Sequence[Header]) -> None:
     calls = [text_of(each.call, each.step) for each in headers]
     for rank, each in enumerate(headers):
         if each.call != first.call:
-            raise SnapshotError(
-                f"rank 0 has called {calls[0]}, and rank {rank} {calls[rank]}: {SAME_CALLS}"
-            )
+            raise _difference(f"rank 0 has called {calls[0]}, and rank {rank} {calls[rank]}")
     if first.call == Call.SAVE:
         check_same("save()", [{"step": each.step} for each in headers])
     for rank, each in enumerate(headers):
         if each.exchange != first.exchange:
-            raise SnapshotError(
+            raise _difference(
                 f"rank 0 exchanges {_exchange(first)} in {calls[0]}, and rank {rank} "
-                f"{_exchange(each)}: {SAME_CALLS}"
+                f"{_exchange(each)}"
             )
+
+
+def _difference(text: str) -> SnapshotError:
+    """Return the error for different calls of the ranks, which all of them raise."""
+    error = SnapshotError(f"{text}: {SAME_CALLS}")
+    error.is_of_calls = True
+    return error
 
 
 def _exchange(header: Header) -> str:
@@ -176,9 +182,8 @@ def check_same(call: str, values: Sequence[Mapping[str, object]]) -> None:
     for name, first in values[0].items():
         for rank, each in enumerate(values):
             if each[name] != first:
-                raise SnapshotError(
-                    f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}: "
-                    f"{SAME_CALLS}"
+                raise _difference(
+                    f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}"
                 )
 
 

@@ -257,7 +257,7 @@ class Gang:
         import torch.distributed as dist
 
         read = _Read(reading)
-        sizes = torch.tensor(read.sizes())
+        sizes = torch.tensor(read.sizes(), device="cpu")
         dist.broadcast(sizes, source, group=self._channel.group)
         head, size, checksum = map(int, sizes)
         if read.body is None and reading is None and checksum != _UNKNOWN:
@@ -445,6 +445,13 @@ class _Read:
             self._reading, self._error = None, error
 
 
+def group_size() -> int | None:
+    """Return the number of ranks of the process group; None if there is none."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
 def streams(plan: Plan, ranks: int) -> bool:
     """Return True if a rank sends the shared part to all others while it reads it.
 
@@ -457,10 +464,10 @@ def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) 
     """Send a body, or receive one into new memory with None. Its content is not copied."""
     import torch
 
-    sizes = torch.zeros(3, dtype=torch.int64)
+    sizes = torch.zeros(3, dtype=torch.int64, device="cpu")
     if body is not None:
         checksum = _UNKNOWN if body.checksum is None else body.checksum
-        sizes = torch.tensor([body.head_bytes, body.size, checksum])
+        sizes = torch.tensor([body.head_bytes, body.size, checksum], device="cpu")
     transfer(sizes)
     head, size, checksum = map(int, sizes)
     view = allocated(size) if body is None else body.contiguous()
@@ -487,13 +494,3 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
             body = bodies[source.part] if gang.rank == reader else None
             own = gang.move(body, reader, rank) or own
     return shared, own
-
-
-def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
-    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks.
-
-    Removes each part from `bodies` once it is sent.
-    """
-    for source in plan.own:
-        reader = source.readers[0]
-        yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)

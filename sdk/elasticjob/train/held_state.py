@@ -12,6 +12,8 @@ import operator
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticjob.train.codec import has_memory, with_metadata
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -76,7 +78,7 @@ class Copies:
             return self._of_tensor(value)
         if kind in _MAPPINGS:
             found = self._mapping(value)
-            return found if kind is dict else kind(found)
+            return found if kind is dict else with_metadata(kind(found), value)
         if kind in _SEQUENCES:
             if _IMMUTABLE.issuperset(map(type, value)):
                 return kind(value)
@@ -119,6 +121,8 @@ class Copies:
         if tensor.layout is not self._strided or not tensor.is_cpu:
             raise NotHeld
         self._count(size)
+        if not has_memory(tensor):
+            raise NotHeld
         return tensor.detach().clone()
 
     def _count(self, size: int) -> None:
@@ -153,7 +157,7 @@ class Sources:
             self._sizes = [each.nbytes for each in self._parameters]
             self._state_memory = {(each.data_ptr(), each.nbytes): each for each in tensors}
             first = _first_places(self._parameters)
-        except (AttributeError, RuntimeError) as error:  # tensors without memory of their own
+        except (AttributeError, RuntimeError, ValueError) as error:  # without memory of their own
             raise NotHeld from error
         if any(size and not place[0] for size, place in zip(self._sizes, first)):
             raise NotHeld
@@ -180,7 +184,7 @@ class Sources:
                 and [each.data_ptr() for each in parameters] == self._addresses
                 and [each.nbytes for each in parameters] == self._sizes
             )
-        except (AttributeError, RuntimeError):
+        except (AttributeError, RuntimeError, ValueError):
             return False
 
     def have(self, tensor: torch.Tensor) -> bool:

@@ -69,6 +69,26 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
         raise ValueError(f"{layout.SNAPSHOTS} must be a JSON object, got {text!r}") from error
 
 
+def local_rank(environ: Mapping[str, str]) -> int:
+    """Return the rank of this process on its node.
+
+    With `virtual_local_rank` of torch's agent each worker sees one device, and has LOCAL_RANK=0.
+    Its place on the node is then known from its rank, if all nodes have as many workers.
+    """
+    given, workers = _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_WORLD_SIZE")
+    is_uniform = _number(environ, "WORLD_SIZE") == workers * _number(environ, "GROUP_WORLD_SIZE")
+    devices = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if given or workers < 2 or not is_uniform or not devices or "," in devices:
+        return given
+    place = _number(environ, "RANK") - workers * _number(environ, "GROUP_RANK")
+    return place if place in range(workers) else given
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
 def refused_memory(environ: Mapping[str, str]) -> OSError | None:
     """Return the error of a launcher that cannot create its folder in memory; None without one."""
     number, _, parent = environ.get(layout.SNAPSHOT_TROUBLE, "").partition(" ")

@@ -340,12 +340,13 @@ def _call(owner: weakref.ReferenceType[Owner], call: Callable[[Owner], object]) 
 
 
 def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
-    """Return the parameters and the state of the optimizers."""
+    """Return the parameters, except those without a value, and the state of the optimizers."""
     import torch
+    from torch.nn.parameter import is_lazy
 
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            yield from map(_local, group["params"])
+            yield from (_local(each) for each in group["params"] if not is_lazy(each))
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 yield from (_local(v) for v in state.values() if isinstance(v, torch.Tensor))
@@ -361,7 +362,7 @@ def _pinned_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return memory of the host that a device can write without the host's processor."""
     import torch
 
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream) -> None:

@@ -27,7 +27,7 @@ from elasticjob.train.agreement import (
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
 from elasticjob.train.exchange import Exchange, RestoreMessage, pack_message, unpack_message
-from elasticjob.train.gang import Gang, own_parts, streams
+from elasticjob.train.gang import Gang, group_size, streams
 from elasticjob.train.job import InStorage, in_storage_of
 from elasticjob.train.part_files import (
     Body,
@@ -41,6 +41,7 @@ from elasticjob.train.storage import StoredOffer, called
 from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 log = logging.getLogger("elasticjob.train")
@@ -66,6 +67,30 @@ class Agreed(NamedTuple):
     offers: list[Offer]
     stored: InStorage
     stored_at: float
+
+
+def check_group(environ: Mapping[str, str]) -> None:
+    """Raise SnapshotError without a process group if the environment names several ranks.
+
+    They would restore, and save, as gangs of one rank, each another version.
+    """
+    ranks = environ.get("WORLD_SIZE", "")
+    if group_size() is None and ranks.isdecimal() and int(ranks) > 1:
+        raise SnapshotError(
+            f"restore() was called without a process group, and WORLD_SIZE={ranks} names {ranks} "
+            "ranks, which restore together: call restore() after init_process_group(), or set "
+            "WORLD_SIZE=1 in the environment of a process that trains alone"
+        )
+
+
+def check_group_size(gang: Gang) -> None:
+    """Raise SnapshotError if the process group has another number of ranks than at the restore."""
+    ranks = group_size()
+    if ranks not in (None, gang.size):
+        raise SnapshotError(
+            f"the process group of save() has {ranks} ranks, and restore() was called with "
+            f"{gang.size}: call restore() after init_process_group()"
+        )
 
 
 def agree(
@@ -142,9 +167,19 @@ def assembled(
     if all(text[0] == "1" for text in texts):
         assembly.add(shards)
     else:
-        for body in own_parts(gang, plan, bodies):
+        for body in _own_parts(gang, plan, bodies):
             assembly.add(own_state(decode(body))[0])
     return assembly.state, rank_state
+
+
+def _own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
+    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks.
+
+    Removes each part from `bodies` once it is sent.
+    """
+    for source in plan.own:
+        reader = source.readers[0]
+        yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)
 
 
 class _Reads:

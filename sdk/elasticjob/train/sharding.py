@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.codec import Sharded
+from elasticjob.train.codec import Sharded, with_metadata
 from elasticjob.train.part_files import CorruptSnapshot
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ class Assembly:
 
         if isinstance(value, Sharded):
             if not is_distributed(into):
-                whole = torch.zeros(value.shape, dtype=getattr(torch, value.dtype))
+                dtype = getattr(torch, value.dtype)
+                whole = torch.zeros(value.shape, dtype=dtype, device="cpu")
                 return self._targets.setdefault(value.number, whole)
             if tuple(into.shape) != value.shape or not str(into.dtype).endswith(f".{value.dtype}"):
                 raise ShapeMismatch(
@@ -156,7 +157,7 @@ def _mapped(value: Any, change: Callable[[Any, str], Any], path: str) -> Any:
     `change` gets each leaf and its path.
     """
     if isinstance(value, dict) and hasattr(type(value), "items"):
-        made = value.copy()
+        made = with_metadata(value.copy(), value)
         for key, item in value.items():
             made[key] = _mapped(item, change, f"{path}[{key!r}]")
         return made

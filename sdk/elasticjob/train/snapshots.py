@@ -49,13 +49,26 @@ from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
-from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
+from elasticjob.train.job import (
+    Reached,
+    ReachedFile,
+    Report,
+    job_settings,
+    local_rank,
+    lost_since,
+)
 from elasticjob.train.node_memory import NodeMemory
 from elasticjob.train.overlap import Optimizers, Overlap, Pace
 from elasticjob.train.part_files import Body, StateChanged
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
-from elasticjob.train.restoring import agree, assembled, check_size
+from elasticjob.train.restoring import (
+    agree,
+    assembled,
+    check_group,
+    check_group_size,
+    check_size,
+)
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
@@ -175,7 +188,7 @@ class Snapshots:
         self._pace = Pace(interval, self._overlap)
         self._is_measured = self._pace.is_measured
         """True if any rank's interval depends on measurements."""
-        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_rank = local_rank(os.environ)
         self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._report = Report()
         self._limit = job.memory_bytes
@@ -237,6 +250,8 @@ class Snapshots:
         self._settings = json.dumps({name: str(value) for name, value in settings.items()}).encode()
         """Arguments that must be the same on all ranks."""
         self._replication: Replication | None = None
+        self._compared = 0
+        """Number of snapshots since the last restore or `close`."""
         self._found: tuple[list[Offer], Plan | None] = ([], None)
         self._copied: Version | None = None  # confirmed by the replication that `close` has ended
 
@@ -255,8 +270,10 @@ class Snapshots:
         Raises:
             SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
                 snapshots of sharded state are of another number of ranks; a distributed tensor
-                has another shape; or the ranks have created Snapshots with other arguments.
+                has another shape; the ranks have created Snapshots with other arguments; or there
+                are several ranks, and no process group.
         """
+        check_group(os.environ)
         self._end_former()
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
@@ -306,6 +323,7 @@ class Snapshots:
 
     def _end_replication(self) -> None:
         """End the replication; the next `save` with states of the ranks begins another one."""
+        self._compared = 0
         if self._replication is not None:
             self._replication.close()
             self._copied = self._replication.generations.confirmed
@@ -335,7 +353,8 @@ class Snapshots:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage; or
-                the ranks have called with another step, or only some with `store` or `rank_state`.
+                the ranks have called with another step, or only some with `store` or `rank_state`;
+                or the process group has another number of ranks than at the restore.
             RuntimeError: `restore` was not called; another Snapshots in this process, or another
                 process of this local rank, saves to the same folder; or a parameter created in
                 `skip_initialization` has no value.
@@ -343,6 +362,18 @@ class Snapshots:
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
+        check_group_size(gang)
+        try:
+            return self._saved(gang, step, state, rank_state, store)
+        except SnapshotError as error:
+            if error.is_of_calls and self._stop is not None:
+                self._stop.release()  # a copy of it would be the newest snapshot of a restart
+            raise
+
+    def _saved(
+        self, gang: Gang, step: int, state: object, rank_state: object, store: bool | None
+    ) -> bool:
+        """Take a snapshot as `save` does."""
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
@@ -390,6 +421,7 @@ class Snapshots:
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
             state, rank_state = parted
+        began += self._compare(gang, rank_state is not None)
         ranks = 0 if rank_state is None else gang.size
         part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
         writes_shared = self._local_rank == 0
@@ -410,8 +442,6 @@ class Snapshots:
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._store.begins(step)
-        if rank_state is not None and self._replication is None:
-            self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
@@ -439,6 +469,24 @@ class Snapshots:
                 train.checkpointed(step)
         self._pace.left(step, copied=True)
         return True
+
+    def _compare(self, gang: Gang, has_own_part: bool) -> float:
+        """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
+
+        The ranks exchange it at the first snapshot of a round, the second, the fourth, and so on: a
+        rank that alone has an own part would wait for the others, or write parts that no restore
+        finds complete. The value of a function is known only here, and so are the shards.
+
+        Returns the seconds that it took, most of them waiting for slower ranks.
+        """
+        began = time.perf_counter()
+        self._compared += 1
+        if gang.size > 1 and self._compared & (self._compared - 1) == 0:
+            told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]))
+            check_same("save()", [{"rank_state": bool(each[0])} for each in told])
+            if has_own_part and self._replication is None:
+                self._replicates(gang)  # the next snapshot is the first to be copied
+        return time.perf_counter() - began
 
     def _held(
         self, stop: StopCopy, gang: Gang, step: int, state: Any, rank_state: Any, is_due: bool

@@ -66,6 +66,61 @@ print(json.dumps(told))
 """
 
 
+OWN = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+from elasticjob.train import SnapshotError, Snapshots
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+
+def saved(values, **settings):
+    def work(rank, world):
+        snapshots = Snapshots(every_steps=1, **settings)
+        snapshots.restore()
+        step = 0
+        try:
+            for step, value in enumerate(values[rank], 1):
+                dist.barrier()
+                snapshots.save(step, {"x": step}, value)
+        except SnapshotError as error:
+            return [step, str(error)]
+        snapshots.close()
+        return [step, ""]
+    return work
+
+told = {}
+for name, values in {
+    "values": ([None], [5]),
+    "functions": ([lambda: 5], [lambda: None]),
+    "later": ([None] * 5, [None, None, 5, 5, 5]),
+    "same": ([None, 5, None, 5, 5], [None, 5, None, lambda: 5, 5]),
+}.items():
+    for replicas in (0, 1):
+        case = f"{name} {replicas}"
+        nodes = ["a " + case, "b " + case]
+        told[case] = forked_gang.gang(top, case, nodes, saved(values, replicas=replicas))
+print(json.dumps(told))
+"""
+
+
+def test_own_state_of_some_ranks_alone_is_an_error_on_all_ranks(tmp_path: Path) -> None:
+    """Also with a given interval, with which they exchange nothing else."""
+    found, _ = forked_gang.run(OWN, tmp_path, seconds=60)
+    text = "save() has rank_state={} on rank 0, and rank_state={} on rank 1: all ranks must make"
+    expected = {
+        "values": (1, text.format(False, True)),
+        "functions": (1, text.format(True, False)),
+        "later": (4, text.format(False, True)),
+        "same": (5, ""),
+    }
+    for name, (step, start) in expected.items():
+        for replicas in (0, 1):
+            for ended, error in found[f"{name} {replicas}"]:
+                assert (ended, error[: len(start)]) == (step, start), name
+
+
 def test_different_calls_are_an_error_with_both_values_on_all_ranks(tmp_path: Path) -> None:
     found, _ = forked_gang.run(DIFFERENT, tmp_path)
     remedy = "all ranks must make the same calls, with the same values"

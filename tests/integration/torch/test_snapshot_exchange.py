@@ -78,6 +78,7 @@ def test_gang_restores_the_newest_snapshot_that_its_nodes_hold(tmp_path: Path) -
 STREAM = """
 import json, sys
 from pathlib import Path
+import torch
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train import gang as gang_module, part_files
 from elasticjob.train.exchange import Exchange
@@ -95,6 +96,7 @@ with (top / "damaged").open("r+b") as file:
     file.write(b"x")
 
 def one(rank, world):
+    torch.set_default_device("meta")  # as a script does that creates its model there
     gang, told = Gang(), []
     order = []
     def noted(steps):
@@ -117,7 +119,10 @@ def one(rank, world):
             told.append(str(error))
         texts = gang.gather(Exchange.READS, f"{name} {rank}".encode())
         told += [bytes(each).decode() for each in texts][:1]
-    return told
+    mine = Body(1, [memoryview(bytearray(b"own"))]) if rank == 0 else None
+    moved = gang.move(mine, 0, 2)
+    bodies = [gang.broadcast(mine, 0), moved]
+    return told + [bytes(each.views[0]).decode() for each in bodies if each is not None]
 
 print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
 """
@@ -131,8 +136,9 @@ def test_ranks_receive_what_a_rank_reads_and_stay_together_after_its_error(tmp_p
     arrivals = [f"arrived {count}" for count in range(5)]
     between = [each for pair in zip(reads[2:], arrivals, strict=False) for each in pair]
     assert orders == [arrivals, [*reads[:2], *between, arrivals[-1]], arrivals]
-    others = ["all", "good 0", 51_200_000, "damaged 0", None, "missing 0", 3, "empty 0"]
-    assert found[0] == found[2] == others
+    others = ["all", "good 0", 51_200_000, "damaged 0", None, "missing 0", 3, "empty 0", "own"]
+    assert found[0] == others
+    assert found[2] == [*others, "own"]
     assert found[1][0::2][0] == "all"
     assert "checksum mismatch" in found[1][2]
     assert "cannot be read: No such file" in found[1][4]

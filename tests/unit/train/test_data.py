@@ -228,6 +228,65 @@ def test_arguments_that_fit_no_data_are_refused(create: Callable[[], object]) ->
         create()
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"position": None}, "the position has no position: load what state_dict"),
+        ({"epoch": None, "seed": None}, "has no epoch, seed"),
+        ({"position": -4}, "position of a position must be a whole number from 0 on, got -4"),
+        ({"epoch": -1}, "epoch of .* got -1"),
+        ({"position": 2.5}, "got 2.5"),
+        ({"epoch": "1"}, "got '1'"),
+        ({"samples": 9}, "samples is 12, and was 9"),
+    ],
+)
+def test_position_that_no_state_dict_returned_is_refused(
+    change: dict[str, Any], named: str
+) -> None:
+    sampler = ElasticSampler(12, global_batch=4, rank=0, world=1)
+    next(iter(sampler))
+    state = {**sampler.state_dict(), **change}
+    state = {name: value for name, value in state.items() if value is not None}
+    with pytest.raises(ValueError, match=named):
+        sampler.load_state_dict(state)
+    assert sampler.state_dict()["position"] == 4
+    with pytest.raises(ValueError, match="has no epoch, position, samples, seed, shuffle"):
+        sampler.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"generator": torch.Generator()}, "no argument generator: .* give seed"),
+        ({"batch_size": 4}, "no argument batch_size: give global_batch"),
+        ({"batch_sampler": [[0]]}, "no argument batch_sampler"),
+        ({"sampler": [0]}, "no argument sampler"),
+        ({"drop_last": True}, "no argument drop_last: give remainder"),
+    ],
+)
+def test_option_that_the_loader_gives_itself_is_refused(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(TypeError, match=named):
+        ElasticLoader(list(range(12)), global_batch=4, rank=0, world=1, **options)
+
+
+def test_option_without_effect_is_accepted() -> None:
+    options: dict[str, Any] = {"batch_size": 1, "sampler": None, "generator": None}
+    loader = ElasticLoader(list(range(12)), global_batch=4, rank=0, world=1, **options)
+    assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_order_is_the_same_with_another_default_device(shuffle: bool) -> None:
+    def order() -> list[list[int]]:
+        return list(ElasticSampler(12, global_batch=4, rank=0, world=1, shuffle=shuffle))
+
+    expected = order()
+    with torch.device("meta"):
+        assert order() == expected
+
+
 def test_stream_is_refused() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[int]:

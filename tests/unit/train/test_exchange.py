@@ -110,7 +110,7 @@ def test_records_of_the_protocol_keep_their_bytes() -> None:
     assert unpack_proposals([proposal.packed()] * 2) == [proposal] * 2
     assert unpack_begins([begin.packed()]) == [begin]
     assert pack_record(SAVES, b"ab").startswith(bytes.fromhex("010a0000090000000700000000000000"))
-    assert [int(each) for each in Exchange] == list(range(12))
+    assert [int(each) for each in Exchange] == list(range(13))
 
 
 @pytest.mark.parametrize(("field", "name"), [("has_rank_state", "rank_state"), ("stores", "store")])

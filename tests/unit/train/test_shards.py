@@ -23,8 +23,9 @@ def parts(ranks: int) -> list[Part]:
     return [Part(version, rank, ranks, 4, reshards=True) for rank in (*range(ranks), SHARED)]
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_one_process_without_a_group_restores_the_shards_of_two_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     assert not dist.is_initialized()
     monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(tmp_path))
@@ -35,7 +36,8 @@ def test_one_process_without_a_group_restores_the_shards_of_two_ranks(
         MemoryBuffers(tmp_path, rank).commit(part, encode({"shards": [shard], "state": rank}))
     described = {"w": Sharded(0, "float32", (4,)), "step": 5}
     MemoryBuffers(tmp_path, 0).commit(shared, encode(described))
-    found = Snapshots(sharded=True).restore()
+    with torch.device(device):
+        found = Snapshots(sharded=True).restore()
     assert found is not None
     assert (found.step, found.state["step"], found.rank_state) == (5, 5, None)
     assert torch.equal(found.state["w"], values)
@@ -56,3 +58,14 @@ def test_partial_placement_is_refused_with_its_path(mesh: dist.DeviceMesh) -> No
         split(placed(Partial()), None)
     for placement in (Shard(0), Replicate()):
         assert split(placed(placement), None) is not None
+
+
+def test_shared_part_of_sharded_state_keeps_the_versions_of_modules(mesh: dist.DeviceMesh) -> None:
+    module = torch.nn.BatchNorm1d(2)
+    weight = DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
+    module.weight = torch.nn.Parameter(weight)
+    state = module.state_dict()
+    parted = split({"model": state}, None)
+    assert parted is not None
+    assert parted[0]["model"]._metadata == state._metadata
+    assert isinstance(parted[0]["model"]["weight"], Sharded)

@@ -89,6 +89,13 @@ def test_version_without_the_part_of_one_rank_yields_to_the_one_before_it() -> N
     assert [source.readers for source in plan.own] == [(0,), (1,)]
 
 
+@pytest.mark.parametrize("place", [MEMORY, STORAGE])
+def test_sharded_snapshot_without_states_of_the_ranks_lacks_nothing(place: str) -> None:
+    older, newer = (shared(7, 1, 2), own(7, 0, 2), own(7, 1, 2)), (shared(8),)
+    plan = decide([Offer(**{place: older + newer}), Offer()], is_sharded=True)
+    assert plan == Plan(agreement.Source(place, shared(8), (0,)))
+
+
 def test_parts_of_a_lost_node_do_not_cost_steps() -> None:
     survivor = Offer(
         memory=(shared(7, 1, 2), shared(8, 1, 2), own(7, 0, 2), own(8, 0, 2)),

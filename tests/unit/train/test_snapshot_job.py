@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
+from elasticjob.train.agreement import SHARED
+from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.job import Reached, ReachedFile, local_rank, lost_since, reached_on
 from elasticjob.train.part_files import held
 
 MIB = 2**20
@@ -64,6 +67,71 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path, monkeypatch)
+
+
+def of_worker(rank: int, local: int, workers: int, world: int, **others: str) -> dict[str, str]:
+    """Return the variables of a worker of torch's agent on the second of two nodes."""
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": workers,
+        "WORLD_SIZE": world,
+        "GROUP_RANK": 1,
+        "GROUP_WORLD_SIZE": 2,
+    }
+    return {**{name: str(value) for name, value in names.items()}, **others}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 0),
+        ({"LOCAL_RANK": "3"}, 3),
+        ({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "2"}, 0),
+        (of_worker(3, 0, 3, 6, CUDA_VISIBLE_DEVICES="0"), 0),
+        (of_worker(5, 0, 3, 6, CUDA_VISIBLE_DEVICES="2"), 2),
+        (of_worker(5, 2, 3, 6, CUDA_VISIBLE_DEVICES="0"), 2),  # workers that share a device
+        (of_worker(3, 0, 2, 5), 0),
+        (of_worker(3, 0, 2, 5, CUDA_VISIBLE_DEVICES="0"), 0),  # nodes with 3 and 2 workers
+        (of_worker(3, 0, 3, 6, CUDA_VISIBLE_DEVICES="0,1,2"), 0),
+        (of_worker(9, 0, 3, 6, CUDA_VISIBLE_DEVICES="0"), 0),
+    ],
+)
+def test_local_rank_of_a_worker_with_one_visible_device(
+    environ: dict[str, str], expected: int
+) -> None:
+    assert local_rank(environ) == expected
+
+
+VIRTUAL = """
+import os, sys
+import torch.distributed as dist
+from elasticjob.train import Snapshots
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=2)
+snapshots = Snapshots(every_steps=1, replicas=0)
+snapshots.restore()
+snapshots.save(1, {"x": 1}, dist.get_rank())
+snapshots.close()
+dist.destroy_process_group()
+"""
+
+
+def test_workers_of_a_node_with_virtual_local_ranks_save_to_one_folder(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    command = [sys.executable, "-c", VIRTUAL, str(tmp_path / "store")]
+    workers = []
+    for rank in (0, 1):
+        own = of_worker(rank, 0, 2, 2, CUDA_VISIBLE_DEVICES=str(rank))
+        own.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1")
+        environ = {**os.environ, **own, layout.SNAPSHOT_FOLDER: str(memory)}
+        workers.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
+    ended = [(each.communicate(timeout=120)[1], each.returncode) for each in workers]
+    assert [code for _, code in ended] == [0, 0], ended
+    found = {each.rank for local in (0, 1) for each in MemoryBuffers(memory, local).parts()}
+    assert found == {SHARED, 0, 1}
 
 
 def taken(snapshots: Snapshots, last: int, first: int = 1) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import functools
+import json
 import logging
 import os
 import signal
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
@@ -28,7 +30,7 @@ from elasticjob.train.codec import decode, encode
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import CorruptSnapshot, read
+from elasticjob.train.part_files import Body, CorruptSnapshot, read
 from elasticjob.train.replicas import Generations
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import StorageFolder
@@ -153,10 +155,40 @@ def test_type_without_an_encoding_is_named_with_its_path(state: Any, named: str)
         encode(state)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.LazyLinear, torch.nn.LazyConv1d])
+def test_lazy_parameter_without_a_value_is_named_with_its_path(memory: Path, kind: Any) -> None:
+    model = kind(3, kernel_size=1) if kind is torch.nn.LazyConv1d else kind(3)
+    snapshots = started(optimizers=torch.optim.SGD(model.parameters()), every_steps=1)
+    assert snapshots.save(1, {"x": 1})
+    with pytest.raises(TypeError, match=r"\['weight'\] is an uninitialized .*: call the module"):
+        snapshots.save(2, {"model": model.state_dict()})
+    model(torch.ones(2, 2, 4))
+    assert snapshots.save(3, {"model": model.state_dict()})
+    snapshots.close()
+    assert restored() == (3, "memory")
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensor_is_named_with_its_path() -> None:
     with pytest.raises(TypeError, match=r"state\['n'\] is a nested Tensor of layout"):
         encode({"n": torch.nested.nested_tensor([torch.ones(1)])})
+
+
+@pytest.mark.parametrize("left", [0, 36])
+@pytest.mark.parametrize(
+    "view",
+    [lambda whole: whole, lambda whole: whole[5:10], lambda whole: whole.view(2, 5).T[3:]],
+)
+def test_tensor_without_its_memory_is_named_with_its_path(
+    left: int, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    whole = torch.ones(10)
+    tensor = view(whole)
+    encode({"w": [tensor]})
+    whole.untyped_storage().resize_(left)
+    with pytest.raises(TypeError, match=rf"state\['w'\]\[0\] is a .* storage of {left} bytes"):
+        encode({"w": [tensor]})
+    encode({"w": [tensor[:0], torch.ones(3).expand(2, 3)]})
 
 
 @pytest.mark.parametrize(
@@ -168,6 +200,8 @@ def test_nested_tensor_is_named_with_its_path() -> None:
         b'["tensor",["float32",[4],-16,16]]',
         b'["tensor",["load",[4],0,16]]',
         b'["dict",[[["list",[]],1]]]',
+        b'["OrderedDict",[["a","{"],["a",1]]]',
+        b'["OrderedDict",[["a",1],["a",1]]]',
     ],
 )
 def test_malformed_description_is_corrupt(head: bytes) -> None:
@@ -192,6 +226,87 @@ def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
     for before, after in zip(arrays, found.state["arrays"], strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert numpy.array_equal(after, before)
+
+
+def test_tensors_are_restored_in_cpu_memory_with_another_default_device(memory: Path) -> None:
+    state = {"w": torch.ones(2), "empty": torch.zeros(0, 3), "array": numpy.zeros((0, 2))}
+    started().save(3, state)
+    with torch.device("meta"):
+        found = Snapshots().restore()
+        assert started().save(4, state)
+    assert found is not None
+    assert same([state["w"], state["empty"]], [found.state["w"], found.state["empty"]])
+    assert found.state["empty"].device.type == "cpu"
+    assert found.state["array"].shape == (0, 2)
+
+
+class Converted(torch.nn.Module):
+    """Module of version 2 that converts a state of version 1, or of none."""
+
+    _version = 2
+
+    def __init__(self, scale: float = 3.0) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor([scale]))
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: dict[str, Any], *others: Any
+    ) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}scale"] = state[f"{prefix}scale"] ** 2
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_versions_of_modules_are_restored(memory: Path) -> None:
+    model = torch.nn.Sequential(Converted(), torch.nn.BatchNorm1d(2))
+    started().save(3, {"models": [model.state_dict()], "x": 1})
+    found = Snapshots().restore()
+    assert found is not None
+    (state,) = found.state["models"]
+    assert state._metadata == model.state_dict()._metadata
+    assert type(state._metadata) is collections.OrderedDict
+    other = torch.nn.Sequential(Converted(1.0), torch.nn.BatchNorm1d(2))
+    other.load_state_dict(state)
+    assert same(model.state_dict(), other.state_dict())
+
+
+def decoded(body: Body) -> Any:
+    return decode(body._replace(views=[memoryview(bytearray().join(body.views))]))
+
+
+def test_versions_of_other_types_are_left_out_one_by_one() -> None:
+    state = collections.OrderedDict(w=1)
+    contains: dict[str, Any] = {}
+    contains["itself"] = contains
+    others = [{"version": each} for each in ((1, 2), float("nan"), {3: 4}, {1}, torch.ones(1))]
+    exact = {"": {"version": 2}, "a": {"version": None, "more": [1, "x", {"y": 2.5}]}}
+    state._metadata = {  # type: ignore[attr-defined]
+        **exact,
+        **{f"other{at}": each for at, each in enumerate([*others, contains, object()])},
+        5: {"version": 1},
+    }
+    found = decoded(encode([state, {"late": 2}]))
+    assert (dict(found[0]), found[0]._metadata) == ({"w": 1}, exact)
+    assert decoded(encode(found))[0]._metadata == exact
+
+
+@pytest.mark.parametrize("keys", [("w",), ("b", "a", "c"), (1, "a"), ()])
+def test_older_library_reads_a_state_with_versions(keys: tuple[Any, ...]) -> None:
+    """It makes a mapping of the items in their order: the last one of the same key remains."""
+    state = collections.OrderedDict((key, at) for at, key in enumerate(keys))
+    state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]
+    body = encode(state)
+    kind, items = json.loads(bytes(body.views[0]))
+    assert kind == "OrderedDict"
+    assert list(collections.OrderedDict(map(tuple, items)).items()) == list(state.items())
+    assert list(decoded(body).items()) == list(state.items())
+
+
+def test_state_of_an_older_library_has_no_versions() -> None:
+    head = b'["OrderedDict",[["a",1],["b",["OrderedDict",[]]]]]'
+    found = decode(Body(len(head), [memoryview(bytearray(head))]))
+    assert found == {"a": 1, "b": {}}
+    assert not hasattr(found, "_metadata")
 
 
 def test_tied_weights_are_written_once_and_stay_tied(memory: Path) -> None:
@@ -241,6 +356,19 @@ def test_storage_is_restored_without_memory(memory: Path, tmp_path: Path) -> Non
     assert (found.step, found.state, found.rank_state, found.place) == (4, {"x": 4}, 4, "storage")
     assert restored() == (4, "memory")  # a second fault before the first save
     assert len(list(storage.iterdir())) == 2
+
+
+def test_sharded_snapshot_of_a_state_without_shards_is_restored(
+    memory: Path, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    snapshots = started(storage, sharded=True)
+    assert snapshots.save(3, {"x": torch.ones(3)}, store=True)
+    snapshots.close()
+    assert restored(storage, sharded=True) == (3, "memory")
+    for each in memory.iterdir():
+        each.unlink()
+    assert restored(storage, sharded=True) == (3, "storage")
 
 
 def test_interval_to_the_last_snapshot_in_storage_continues_after_a_fault(
@@ -642,6 +770,58 @@ def test_second_restore_has_the_newest_snapshot(memory: Path) -> None:
 def test_save_before_restore_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call restore"):
         Snapshots().save(1, {})
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", ["2", "16"])
+def test_restore_of_several_ranks_without_a_process_group_is_refused(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    """Each of them would restore, and save, as a gang of its own."""
+    started().save(3, {"x": 3})
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    snapshots = Snapshots()
+    with pytest.raises(SnapshotError, match=f"WORLD_SIZE={ranks} .* init_process_group"):
+        snapshots.restore()
+    with pytest.raises(RuntimeError, match="call restore"):
+        snapshots.save(4, {"x": 4})
+
+
+@pytest.mark.parametrize("ranks", ["1", "", "\u00b2"])
+def test_restore_of_one_rank_needs_no_process_group(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, ranks: str
+) -> None:
+    started().save(3, {"x": 3})
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert restored() == (3, "memory")
+
+
+def test_group_of_one_rank_restores_alone_among_several(
+    memory: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    started().save(3, {"x": 3})
+    assert restored() == (3, "memory")
+
+
+def test_save_in_a_group_of_another_size_than_at_the_restore_is_refused(
+    memory: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = started()
+    assert snapshots.save(1, {"x": 1})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(SnapshotError, match=r"save\(\) has 2 ranks, and .* with 1: call restore"):
+        snapshots.save(2, {"x": 2})
+    monkeypatch.undo()
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(memory))
+    assert restored() == (1, "memory")
 
 
 def test_settings_of_the_ranks_are_compared_before_they_exchange_anything_else(

@@ -28,6 +28,7 @@ import torch
 
 from elasticjob.train import (
     Link,
+    SnapshotError,
     Snapshots,
     buffers,
     held_state,
@@ -47,7 +48,7 @@ from elasticjob.train.agreement import (
     part_at_stop,
 )
 from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.exchange import Exchange, unpack_proposals
+from elasticjob.train.exchange import Call, Exchange, Header, check_calls, unpack_proposals
 from elasticjob.train.gang import Gang
 from elasticjob.train.interval import HoldPolicy
 from elasticjob.train.part_files import Body
@@ -181,6 +182,7 @@ def test_containers_and_small_values_are_those_of_the_step(memory: Path) -> None
     assert type(found) is OrderedDict
     assert_same(expected, found)
     assert found["inner"] == expected["inner"]
+    assert found["model"]._metadata == training.model.state_dict()._metadata
 
 
 def slow_copies(
@@ -611,6 +613,17 @@ def test_large_state_outside_the_optimizers_is_not_held(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def test_state_with_a_tensor_without_its_memory_is_not_held(memory: Path) -> None:
+    training = Training()
+    snapshots = started(training)
+    freed = torch.ones(100)
+    freed.untyped_storage().resize_(0)
+    snapshots.save(1, training.state)
+    training.optimizer.step()
+    snapshots.save(2, lambda: {**training.state(), "freed": freed})
+    assert ask(memory) == 0.0
+
+
 def exchange(training: Training) -> None:
     """Validate with other weights, as of a moving average."""
     with torch.no_grad():
@@ -924,6 +937,59 @@ def test_rank_that_holds_nothing_gives_up_a_snapshot_without_another_call_for_it
     assert snapshots._newest.step == 6
     assert snapshots._before.step == 2
     assert calls == ["called"]
+
+
+class Answers(Gang):
+    """Gang of two ranks, seen from rank 0; `other` changes the record of rank 1 to an exchange."""
+
+    def __init__(self, other: Callable[[Header], Header]) -> None:
+        super().__init__()
+        self.size, self._other = 2, other
+
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
+        mine = Header(self._call, exchange, len(content), self._step)
+        is_proposal = exchange is Exchange.PROPOSALS
+        check_calls([mine, self._other(mine) if is_proposal else mine])
+        return [memoryview(bytearray(content))] * 2
+
+
+def ended(_: Header) -> Header:
+    raise SnapshotError("rank 1 has ended its process")
+
+
+def lost(_: Header) -> Header:
+    raise RuntimeError("the connection to rank 1 is lost")
+
+
+@pytest.mark.parametrize(
+    ("other", "copied_step"),
+    [
+        (lambda mine: mine._replace(step=mine.step + 1), 0),
+        (lambda mine: mine._replace(call=Call.RESTORE, step=0), 0),
+        (lambda mine: mine._replace(exchange=Exchange.STORED), 0),
+        (ended, 1),
+        (lost, 1),
+    ],
+)
+def test_state_that_the_ranks_refuse_is_not_copied(
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    other: Callable[[Header], Header],
+    copied_step: int,
+) -> None:
+    """That of a call which another rank cannot make any more is: its fault loses no step."""
+    gang = Answers(other)
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    training = Training()
+    snapshots = started(training, every_steps=None, replicas=0)
+    with pytest.raises((SnapshotError, RuntimeError)):
+        steps(training, snapshots, 1, 1)
+    stop = snapshots._stop
+    assert stop is not None
+    stop._keep_at -= 1000.0
+    assert stop.commit(1.0) == bool(copied_step)
+    parts = MemoryBuffers(memory, 0).parts()
+    assert [each.version.step for each in parts] == [copied_step] * bool(copied_step)
 
 
 @pytest.mark.parametrize("moment", ["_locked", "write"])
