@@ -794,9 +794,10 @@ def test_hang_of_all_ranks_advises_to_compare_stacks() -> None:
 
 
 def test_outcome_is_kept_whole_after_a_long_quote() -> None:
-    long = f"rank 5 on job-1 ended with exit code 1: {'x' * 200}… (4 failures charged, maxRestarts is 3)"
+    charged = "(4 failures charged, maxRestarts is 3)"
+    long = f"rank 5 on job-1 ended with exit code 1: {'x' * 200}… {charged}"
     ended = observed(*running(2), view=closed(OutcomeKind.FAILED, long))
-    assert "(4 failures charged, maxRestarts is 3)." in said(ended, BEFORE)
+    assert f"{charged}." in said(ended, BEFORE)
 
 
 @pytest.mark.parametrize("kind", [CauseKind.FAILURE, CauseKind.UNCONFIRMED])
