@@ -257,6 +257,7 @@ class RestoreMessage(NamedTuple):
         is_listed: True if the offer has the content of storage.
         begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
             newest one that they stored.
+        damage: error of the newest part in storage that is damaged; empty otherwise.
     """
 
     offer: Offer
@@ -265,6 +266,7 @@ class RestoreMessage(NamedTuple):
     is_listed: bool = False
     begun: int = layout.NO_STEP
     complete: int = layout.NO_STEP
+    damage: str = ""
 
 
 def pack_message(message: RestoreMessage) -> bytes:

@@ -78,7 +78,9 @@ def agree(
     while True:
         stored = reads.stored
         offer = reads.offer(is_patient)
-        mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
+        mine = RestoreMessage(
+            offer, stored.trouble, stored.is_silent, stored.is_listed, *known, reads.damage()
+        )
         told = gang.gather(Exchange.OFFERS, pack_message(mine))
         messages = [unpack_message(content) for content in told]
         offers = [each.offer for each in messages]
@@ -97,6 +99,7 @@ def agree(
                 "another folder to go on without it"
             )
         if not any(outcomes):
+            _warn_of_damage(messages, gang.rank, stored)
             _check_storage(plan, messages, gang.rank)
             return Agreed(plan, bodies, offers, _newest_stored(plan, messages), stored.at)
 
@@ -158,6 +161,11 @@ class _Reads:
         self.stored = StoredOffer(storage)
         self._places: dict[str, dict[Part, Path]] = {}
         self._refused: set[tuple[str, Part]] = set()
+        self._damaged: list[str] = []
+
+    def damage(self) -> str:
+        """Return the error of a damaged part in storage; empty without one."""
+        return next(iter([*self._damaged, *self.stored.damaged[-1:]]), "")
 
     def offer(self, is_patient: bool) -> Offer:
         """Return the parts that can be read; `is_patient`: wait for storage."""
@@ -204,6 +212,8 @@ class _Reads:
                     self._refused.add((source.place, source.part))
                 if source.place == STORAGE and isinstance(cause, OSError):
                     self.stored.failed(cause)
+                elif source.place == STORAGE:
+                    self._damaged.append(str(error))
                 outcome = _REFUSED
         return bodies, outcome
 
@@ -288,7 +298,7 @@ def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
 def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
     """Raise SnapshotError if storage that cannot be read may have the only snapshot.
 
-    With a snapshot from elsewhere it is a warning.
+    With a snapshot from elsewhere it is a warning. Damage of the only snapshot is an error too.
     """
     if plan is not None:
         if messages[rank].trouble:
@@ -306,6 +316,19 @@ def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int)
             f"({troubles}): make it readable, or give Snapshots another "
             "folder to begin at step 0"
         )
+    if damage := next((each.damage for each in messages if each.damage), ""):
+        raise SnapshotError(
+            f"there is no complete snapshot in memory, and those in storage are damaged ({damage}): "
+            "make the files readable by this version of the library, or give Snapshots another "
+            "folder to begin at step 0"
+        )
+
+
+def _warn_of_damage(messages: list[RestoreMessage], rank: int, stored: StoredOffer) -> None:
+    """Warn of the damaged parts in storage, on the first rank that has read it."""
+    if next((at for at, each in enumerate(messages) if each.is_listed), None) == rank:
+        for text in stored.damaged:
+            log.warning("passing over a snapshot in storage: %s", text)
 
 
 def _storage_troubles(messages: list[RestoreMessage]) -> str:

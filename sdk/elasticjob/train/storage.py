@@ -276,6 +276,8 @@ class StoredOffer:
         self.at = 0.0
         self.is_silent = self.is_listed = False
         self.trouble = ""
+        self.damaged: list[str] = []
+        """Texts of the versions with a part that was committed, and is damaged."""
 
     def update(self, is_patient: bool) -> None:
         """Wait for the parts, for a short time unless `is_patient`."""
@@ -295,6 +297,9 @@ class StoredOffer:
         self.parts, self.at, self.is_listed, self.trouble = stored.parts, stored.at, True, ""
         for version, cause in list(stored.unreadable.items())[-1:]:
             self.trouble = f"{self._storage.folder}: step {version.step}: {reason_of(cause)}"
+        for errors in stored.damaged.values():
+            others = f", and {len(errors) - 1} more files" if len(errors) > 1 else ""
+            self.damaged.append(f"{errors[0]}{others}")
 
     def failed(self, error: Exception) -> None:
         """Record that the content or a part cannot be read."""

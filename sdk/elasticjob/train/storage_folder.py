@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob.train.agreement import SHARED, Part, Version, complete_versions, expired
-from elasticjob.train.part_files import Body, committed, fill_in_slices, no_report, opened
+from elasticjob.train.part_files import (
+    Body,
+    CorruptSnapshot,
+    NewerFormat,
+    committed,
+    fill_in_slices,
+    no_report,
+    opened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
+_PART = re.compile(r"shared|rank-\d+")
+"""Names of the files with a part. A file gets its name once its content and record are on disk."""
 
 
 class Stored(NamedTuple):
@@ -30,12 +40,23 @@ class Stored(NamedTuple):
     Args:
         parts: all committed parts that can be read.
         unreadable: error of each version with a file that cannot be read.
+        damaged: for each version the errors of files without a valid record, of parts that were
+            committed, and are damaged or of a newer format.
         at: time of the newest complete version in seconds since 1970; 0 without one.
     """
 
     parts: dict[Part, Path]
     unreadable: dict[Version, OSError]
+    damaged: dict[Version, list[CorruptSnapshot]]
     at: float = 0.0
+
+
+class _Files(NamedTuple):
+    """Files of one version: committed parts, errors of files without one, error of a read."""
+
+    parts: dict[Part, Path]
+    damaged: list[CorruptSnapshot]
+    error: OSError | None
 
 
 class StorageFolder:
@@ -56,14 +77,17 @@ class StorageFolder:
         self.place = os.path.realpath(self.folder)
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
+        damaged: dict[Version, list[CorruptSnapshot]] = {}
         for version in self._versions():
-            parts, error = self._parts_of(version, moved)
-            found.update(parts)
-            if error is not None:
-                unreadable[version] = error
+            files = self._files_of(version, moved)
+            found.update(files.parts)
+            if files.damaged:
+                damaged[version] = files.damaged
+            if files.error is not None:
+                unreadable[version] = files.error
         newest = complete_versions(found)[-1:]
         paths = [path for part, path in found.items() if part.version in newest]
-        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
+        return Stored(found, unreadable, damaged, max(map(_changed_at, paths), default=0.0))
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts that can be read. Raises OSError as `scan` does."""
@@ -71,16 +95,15 @@ class StorageFolder:
 
     def is_complete(self, version: Version) -> bool:
         """Return True if all parts of a version are committed and can be read."""
-        return bool(complete_versions(self._parts_of(version)[0]))
+        return bool(complete_versions(self._files_of(version).parts))
 
-    def _parts_of(
-        self, version: Version, moved: Callable[[], None] = no_report
-    ) -> tuple[dict[Part, Path], OSError | None]:
-        """Return the committed parts of a version, and the first error of one.
+    def _files_of(self, version: Version, moved: Callable[[], None] = no_report) -> _Files:
+        """Return the files of a version.
 
-        A file that another node has removed is no error.
+        A part that no rank has ended, or another node has removed, is no error.
         """
         found: dict[Part, Path] = {}
+        damaged: list[CorruptSnapshot] = []
         errors: list[OSError] = []
         paths: list[Path] = []
         try:
@@ -91,14 +114,18 @@ class StorageFolder:
         for path in paths:
             try:
                 part = committed(path)
+                if part.version != version:
+                    raise CorruptSnapshot(f"{path} holds a part of step {part.version.step}")
+                found[part] = path
             except OSError as error:
                 errors.append(error)
-                continue
+            except CorruptSnapshot as error:
+                if isinstance(error, NewerFormat) or _PART.fullmatch(path.name):
+                    damaged.append(error)
             finally:
                 moved()
-            if part is not None and part.version == version:
-                found[part] = path
-        return found, next((error for error in errors if error.errno not in _ABSENT), None)
+        error = next((error for error in errors if error.errno not in _ABSENT), None)
+        return _Files(found, damaged, error)
 
     def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
@@ -126,11 +153,18 @@ class StorageFolder:
     def remove_expired(
         self, keep: int, writing: Version, moved: Callable[[], None] = no_report
     ) -> None:
-        """Remove the versions that `expired` names, and none that cannot be read."""
+        """Remove the versions that `expired` names, but none of a newer format.
+
+        Nor one that cannot be read.
+        """
         versions = list(self._versions())
         found = self.scan(moved)
-        for version in expired(found.parts, keep, writing, versions):
-            if version not in found.unreadable:
+        kept = set(found.unreadable)
+        for version, errors in found.damaged.items():
+            if any(isinstance(error, NewerFormat) for error in errors):
+                kept.add(version)
+        for version in expired(found.parts, keep, writing, versions, found.damaged):
+            if version not in kept:
                 shutil.rmtree(self._folder(version), ignore_errors=True)
                 moved()
 

@@ -330,8 +330,11 @@ def test_stored_snapshot_counts_if_older_ones_cannot_be_removed(
 
 
 def test_snapshot_after_a_damaged_one_in_storage_is_restored(tmp_path: Path) -> None:
-    started(tmp_path, keep=1).save(20, {"x": 20}, store=True)
-    [path] = tmp_path.glob("step-*/shared")
+    snapshots = started(tmp_path)
+    for step in (4, 20):
+        snapshots.save(step, {"x": step}, store=True)
+    snapshots.close()
+    path = max(tmp_path.glob("step-*/shared"))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     snapshots = started(tmp_path, keep=1)
     for step in (5, 6):
