@@ -136,24 +136,23 @@ class SnapshotStore:
         """Wait until all ranks have written their parts of the last snapshot, of gang `number`.
 
         Raises:
-            SnapshotError: a rank has not; on all ranks, with the rank and its error.
+            SnapshotError: a rank has not, or does not see the shared part, as in a folder that is
+                not shared; on all ranks, with the rank and its error.
         """
+        version = Version(self._step, number)
         trouble = "" if self._writer is None else self._writer.confirmed()
         if lacks_storage or (gang.rank == 0 and self.folder is None):
             trouble = "Snapshots has no storage on this rank: give it on all ranks"
-        contents = gang.gather(Exchange.STORED, trouble.encode())
-        told = [bytes(content).decode() for content in contents]
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-        if failed:
-            train.link().save_failed("; ".join(failed))
-            raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
+        _check_stored(gang, trouble)
+        if gang.size > 1:  # the shared part is there
+            _check_stored(gang, "" if self._writer is None else self._writer.unseen(version))
         self.record_complete(self._step)
         if self._reached is not None:
             self._reached.write(self._step)
         if gang.rank == 0 and self._writer is not None and self.folder is not None:
             self._is_complete(self._step)
             try:
-                self._writer.remove_expired(Version(self._step, number))
+                self._writer.remove_expired(version)
             except OSError as error:  # the next write removes them
                 log.warning(
                     "cannot remove older snapshots from storage: %s: %s",
@@ -183,3 +182,13 @@ class SnapshotStore:
         self._report.change(stored=step)
         self.complete_step = step
         self.record_complete(step)
+
+
+def _check_stored(gang: Gang, trouble: str) -> None:
+    """Raise SnapshotError on all ranks if one has an error."""
+    contents = gang.gather(Exchange.STORED, trouble.encode())
+    told = [bytes(content).decode() for content in contents]
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    if failed:
+        train.link().save_failed("; ".join(failed))
+        raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")

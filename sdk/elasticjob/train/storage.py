@@ -31,6 +31,8 @@ snapshot, and once for a write that is still in progress when the next one is du
 _LEAST_WAIT_SECONDS = 0.25
 """Minimum wait for a call: this process may have been suspended in the meantime."""
 _OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
+_CACHE_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 3.0, 0.0)
+"""Waits for a file of another node, after each look: network file systems cache names."""
 
 T = TypeVar("T")
 
@@ -255,6 +257,19 @@ class StorageWriter:
             return self._refused
         return self._write.trouble if ended else f"{self._storage.folder}: {no_answer().strerror}"
 
+    def unseen(self, version: Version) -> str:
+        """Return an error unless this rank sees the shared part that rank 0 has written."""
+        try:
+            is_seen = called(functools.partial(_is_seen, self._storage, version))
+        except OSError as error:
+            return f"{self._storage.folder}: {reason_of(error)}"
+        if is_seen:
+            return ""
+        return (
+            f"{self._storage.folder} lacks the part that rank 0 has written: Snapshots needs a "
+            "folder that all nodes share, not one on a disk of each node"
+        )
+
     def remove_expired(self, version: Version) -> None:
         """Remove older versions after `version`. Raises OSError."""
         called(functools.partial(self._storage.remove_expired, self._keep, version))
@@ -304,6 +319,16 @@ class StoredOffer:
     def failed(self, error: Exception) -> None:
         """Record that the content or a part cannot be read."""
         self.trouble = f"{getattr(self._storage, 'folder', '')}: {reason_of(error)}"
+
+
+def _is_seen(storage: StorageFolder, version: Version, moved: Callable[[], None]) -> bool:
+    """Return True once the shared part of a version is seen, which another node has written."""
+    for seconds in _CACHE_SECONDS:
+        if storage.shared_part(version) is not None:
+            return True
+        moved()
+        time.sleep(seconds)
+    return False
 
 
 def _copy(body: Body) -> memoryview:

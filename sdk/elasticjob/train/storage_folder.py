@@ -97,6 +97,21 @@ class StorageFolder:
         """Return True if all parts of a version are committed and can be read."""
         return bool(complete_versions(self._files_of(version).parts))
 
+    def shared_part(self, version: Version) -> Part | None:
+        """Return the committed shared part of a version, which is looked up by its name.
+
+        None if there is none. Raises OSError if it cannot be read. A network file system may have
+        an older list of the folder.
+        """
+        try:
+            return committed(self._folder(version) / "shared")
+        except CorruptSnapshot:
+            return None
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return None
+
     def _files_of(self, version: Version, moved: Callable[[], None] = no_report) -> _Files:
         """Return the files of a version.
 

@@ -255,3 +255,39 @@ def test_part_that_one_rank_cannot_read_from_storage_is_read_by_another(tmp_path
     found, log = forked_gang.run(UNREADABLE, tmp_path)
     assert found == [[2, 2, "storage"]] * 2
     assert "Connection timed out" in log
+
+
+NOT_SHARED = """
+import json, sys
+from pathlib import Path
+from elasticjob.train import SnapshotError, Snapshots, storage
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+storage._CACHE_SECONDS = (0.0, 0.0)
+
+def one(rank, world):
+    snapshots = Snapshots(top / f"disk-{rank}", every_steps=1, replicas=0)
+    snapshots.restore()
+    found = []
+    for rank_state in (None, rank):
+        try:
+            snapshots.save(1, {"x": 1}, rank_state, store=True)
+        except SnapshotError as error:
+            found.append(str(error))
+    return found
+
+print(json.dumps(forked_gang.gang(top, "not shared", "ab", one)))
+"""
+
+
+def test_storage_that_is_not_shared_is_an_error_of_a_demanded_snapshot(tmp_path: Path) -> None:
+    """With a disk of each node the loss of one node would leave no snapshot."""
+    found, _ = forked_gang.run(NOT_SHARED, tmp_path)
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+    for text in found[0]:
+        assert text.startswith(
+            f"the snapshot is not in storage: rank 1: {tmp_path}/disk-1 lacks the part that rank 0 "
+            "has written: Snapshots needs a folder that all nodes share"
+        )
