@@ -318,8 +318,8 @@ def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int)
         )
     if damage := next((each.damage for each in messages if each.damage), ""):
         raise SnapshotError(
-            f"there is no complete snapshot in memory, and those in storage are damaged ({damage}): "
-            "make the files readable by this version of the library, or give Snapshots another "
+            "there is no complete snapshot in memory, and those in storage are damaged "
+            f"({damage}): make the files readable by this version of the library, or give Snapshots another "
             "folder to begin at step 0"
         )
 

@@ -75,8 +75,10 @@ class SnapshotStore:
         return by_steps and step - self._step >= self._every_steps
 
     def is_time(self) -> bool:
-        """Return True if a snapshot is due by this rank's clock."""
-        return self.is_timed and time.time() - self._at >= (self._every_seconds or 0.0)
+        """Return True if a snapshot is due by this rank's clock, which may have been set back."""
+        now = time.time()
+        self._at = min(self._at, now)
+        return self.is_timed and now - self._at >= (self._every_seconds or 0.0)
 
     def is_busy(self, is_due: bool) -> bool:
         """Return True while a write is in progress, after a short wait if the next one is due."""
