@@ -180,6 +180,8 @@ class Snapshots:
         self._report = Report()
         self._limit = job.memory_bytes
         storage = _first(storage, job.storage)
+        if storage is not None and not os.fspath(storage):
+            raise ValueError("storage must be the path of a folder, got an empty one")
         self._memory = NodeMemory(
             os.environ,
             self._local_rank,

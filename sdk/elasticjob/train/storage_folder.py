@@ -65,12 +65,13 @@ class StorageFolder:
     `moved` of a method is called whenever one of its calls to the file system has returned.
 
     Attributes:
-        place: absolute path of the folder; without symbolic links once it has been read.
+        folder: absolute path of the folder; a change of the working directory does not matter.
+        place: the same, without symbolic links once it has been read.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.place = os.path.abspath(folder)  # noqa: PTH100
+        self.folder = Path(self.place)
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
