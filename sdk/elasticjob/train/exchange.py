@@ -258,6 +258,7 @@ class RestoreMessage(NamedTuple):
         begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
             newest one that they stored.
         damage: error of the newest part in storage that is damaged; empty otherwise.
+        owner: job to which the storage belongs; empty if it is unknown.
     """
 
     offer: Offer
@@ -267,6 +268,7 @@ class RestoreMessage(NamedTuple):
     begun: int = layout.NO_STEP
     complete: int = layout.NO_STEP
     damage: str = ""
+    owner: str = ""
 
 
 def pack_message(message: RestoreMessage) -> bytes:

@@ -59,6 +59,7 @@ class Agreed(NamedTuple):
         offers: parts that each rank can read.
         stored: newest snapshots in storage up to the restored step, the same on all ranks.
         stored_at: UTC time of the newest complete snapshot in storage; 0 if it is unknown.
+        owner: job to which the storage belongs, the same on all ranks; empty if it is unknown.
     """
 
     plan: Plan | None
@@ -66,6 +67,7 @@ class Agreed(NamedTuple):
     offers: list[Offer]
     stored: InStorage
     stored_at: float
+    owner: str
 
 
 def agree(
@@ -79,7 +81,13 @@ def agree(
         stored = reads.stored
         offer = reads.offer(is_patient)
         mine = RestoreMessage(
-            offer, stored.trouble, stored.is_silent, stored.is_listed, *known, reads.damage()
+            offer,
+            stored.trouble,
+            stored.is_silent,
+            stored.is_listed,
+            *known,
+            reads.damage(),
+            stored.owner,
         )
         told = gang.gather(Exchange.OFFERS, pack_message(mine))
         messages = [unpack_message(content) for content in told]
@@ -101,7 +109,9 @@ def agree(
         if not any(outcomes):
             _warn_of_damage(messages, gang.rank, stored)
             _check_storage(plan, messages, gang.rank)
-            return Agreed(plan, bodies, offers, _newest_stored(plan, messages), stored.at)
+            owner = next((each.owner for each in messages if each.owner), "")
+            newest = _newest_stored(plan, messages)
+            return Agreed(plan, bodies, offers, newest, stored.at, owner)
 
 
 def check_size(gang: Gang, offers: list[Offer], is_sharded: bool) -> None:
@@ -319,8 +329,8 @@ def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int)
     if damage := next((each.damage for each in messages if each.damage), ""):
         raise SnapshotError(
             "there is no complete snapshot in memory, and those in storage are damaged "
-            f"({damage}): make the files readable by this version of the library, or give Snapshots another "
-            "folder to begin at step 0"
+            f"({damage}): make the files readable by this version of the library, or give "
+            "Snapshots another folder to begin at step 0"
         )
 
 

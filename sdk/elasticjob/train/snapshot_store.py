@@ -14,6 +14,7 @@ from elasticjob import layout, train
 from elasticjob.train.agreement import SnapshotError, Version
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.storage import StorageWriter
+from elasticjob.train.storage_folder import other_owner
 
 if TYPE_CHECKING:
     from elasticjob.train.agreement import Part
@@ -30,6 +31,7 @@ class SnapshotStore:
 
     Args:
         folder: the storage; None if this rank has none.
+        job: this job; empty if it is unknown.
         keep: number of complete snapshots.
         every_steps: least number of steps between two of them, without `every_seconds`.
         every_seconds: alternatively the least time between two of them.
@@ -40,6 +42,7 @@ class SnapshotStore:
     def __init__(
         self,
         folder: StorageFolder | None,
+        job: str,
         keep: int,
         every_steps: int,
         every_seconds: float | None,
@@ -47,6 +50,7 @@ class SnapshotStore:
         reached: ReachedFile | None,
     ) -> None:
         self.folder = folder
+        self._job, self._owner = job, ""
         self.is_shared = folder is not None
         """True if any rank has storage; before the ranks have agreed, if this one has."""
         self.complete_step = layout.NO_STEP
@@ -84,8 +88,9 @@ class SnapshotStore:
         """Return True while a write is in progress, after a short wait if the next one is due."""
         return self._writer is not None and self._writer.is_busy(is_due)
 
-    def restored(self, stored: InStorage, at: float) -> None:
-        """Begin at the newest snapshots in storage and the time of the last one."""
+    def restored(self, stored: InStorage, at: float, owner: str) -> None:
+        """Begin at the newest snapshots in storage, the time of the last one, and their owner."""
+        self._owner = owner
         self._step = max(stored.begun, 0)
         self._at = 0.0 if self._every_seconds is None else at
         self._former = None
@@ -161,6 +166,17 @@ class SnapshotStore:
                     self.folder.folder,
                     error.strerror,
                 )
+
+    @property
+    def is_of_other_job(self) -> bool:
+        """True if the storage belongs to another job, on all ranks."""
+        return bool(self._job) and self._owner not in ("", self._job)
+
+    def check_owner(self) -> None:
+        """Raise SnapshotError, on all ranks, if the storage belongs to another job."""
+        if self.is_of_other_job:
+            folder = "the storage" if self.folder is None else self.folder.folder
+            raise SnapshotError(f"{folder}: {other_owner(self._owner, self._job)}")
 
     def check_demanded(self, gang: Gang, store: bool) -> None:
         """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""

@@ -142,6 +142,8 @@ class StorageWrite(StorageCall[None]):
     def _written(self, moved: Callable[[], None]) -> None:
         version = self._parts[0][0].version
         try:
+            self._storage.claim(is_first=bool(self._keep))
+            moved()
             if self._keep:
                 self._storage.remove_expired(self._keep, version, moved)
             for part, body in self._parts:
@@ -290,7 +292,7 @@ class StoredOffer:
         self.parts: dict[Part, Path] = {}
         self.at = 0.0
         self.is_silent = self.is_listed = False
-        self.trouble = ""
+        self.trouble = self.owner = ""
         self.damaged: list[str] = []
         """Texts of the versions with a part that was committed, and is damaged."""
 
@@ -312,6 +314,7 @@ class StoredOffer:
         self.parts, self.at, self.is_listed, self.trouble = stored.parts, stored.at, True, ""
         for version, cause in list(stored.unreadable.items())[-1:]:
             self.trouble = f"{self._storage.folder}: step {version.step}: {reason_of(cause)}"
+        self.owner = stored.owner
         for errors in stored.damaged.values():
             others = f", and {len(errors) - 1} more files" if len(errors) > 1 else ""
             self.damaged.append(f"{errors[0]}{others}")

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
+OWNER = "job"
+"""Name of the file with the job to which the folder belongs."""
+_OWNER_BYTES = 1000
 _PART = re.compile(r"shared|rank-\d+")
 """Names of the files with a part. A file gets its name once its content and record are on disk."""
 
@@ -42,12 +45,14 @@ class Stored(NamedTuple):
         unreadable: error of each version with a file that cannot be read.
         damaged: for each version the errors of files without a valid record, of parts that were
             committed, and are damaged or of a newer format.
+        owner: job to which the folder belongs; empty if it is unknown.
         at: time of the newest complete version in seconds since 1970; 0 without one.
     """
 
     parts: dict[Part, Path]
     unreadable: dict[Version, OSError]
     damaged: dict[Version, list[CorruptSnapshot]]
+    owner: str
     at: float = 0.0
 
 
@@ -59,19 +64,30 @@ class _Files(NamedTuple):
     error: OSError | None
 
 
+class OtherOwner(OSError):
+    """Storage of another job."""
+
+    def __init__(self, owner: str, job: str) -> None:
+        super().__init__(errno.EPERM, other_owner(owner, job))
+
+
 class StorageFolder:
     """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
 
     `moved` of a method is called whenever one of its calls to the file system has returned.
+
+    Args:
+        job: job that writes to the folder, which then belongs to it; empty if it is unknown.
 
     Attributes:
         folder: absolute path of the folder; a change of the working directory does not matter.
         place: the same, without symbolic links once it has been read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job: str = "") -> None:
         self.place = os.path.abspath(folder)  # noqa: PTH100
         self.folder = Path(self.place)
+        self.job = job
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
@@ -88,7 +104,51 @@ class StorageFolder:
                 unreadable[version] = files.error
         newest = complete_versions(found)[-1:]
         paths = [path for part, path in found.items() if part.version in newest]
-        return Stored(found, unreadable, damaged, max(map(_changed_at, paths), default=0.0))
+        at = max(map(_changed_at, paths), default=0.0)
+        return Stored(found, unreadable, damaged, self._owner(), at)
+
+    def claim(self, is_first: bool) -> None:
+        """Check that the folder belongs to this job, or to none.
+
+        Args:
+            is_first: let it belong to this job if it belongs to none. One rank does so.
+
+        Raises:
+            OtherOwner: it belongs to another job.
+            OSError: the file with the owner cannot be read or written.
+        """
+        if not self.job:
+            return
+        owner = self._owner()
+        if not owner and is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            owner = self._claimed()
+        if owner not in ("", self.job):
+            raise OtherOwner(owner, self.job)
+
+    def _claimed(self) -> str:
+        """Write the file with the owner; return the owner."""
+        draft = self.folder / f".{OWNER}.{os.urandom(4).hex()}"
+        try:
+            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                os.pwrite(fd, f"{self.job}\n".encode(), 0)
+                os.fsync(fd)
+            os.replace(draft, self.folder / OWNER)  # noqa: PTH105
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)  # noqa: PTH108
+            raise
+        return self._owner()  # of two jobs that begin together the later one
+
+    def _owner(self) -> str:
+        """Return the job to which the folder belongs; empty if it belongs to none."""
+        try:
+            with opened(self.folder / OWNER, os.O_RDONLY) as fd:
+                return os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return ""
+            raise
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts that can be read. Raises OSError as `scan` does."""
@@ -196,6 +256,14 @@ class StorageFolder:
             match = _VERSION.fullmatch(path.name)
             if match is not None:
                 yield Version(int(match[1]), int(match[2], 16))
+
+
+def other_owner(owner: str, job: str) -> str:
+    """Return the error of a folder that belongs to another job."""
+    return (
+        f"the snapshots are those of job {owner}, and this is job {job}: give Snapshots another "
+        f'folder, or remove the file "{OWNER}" from this one to let this job continue from it'
+    )
 
 
 def _changed_at(path: Path) -> float:

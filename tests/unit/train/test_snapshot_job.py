@@ -137,20 +137,21 @@ def test_snapshots_in_storage_of_a_later_time_do_not_delay_the_next_one(
     job.settings(everySteps=1, storage={"folder": folder, "everySeconds": 100})
     snapshots = job.started()
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 1e6)
+    clock = [now + 1e6]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
     taken(snapshots, 1)
     for path in (job.storage / "demo").glob("step-*/*"):
-        os.utime(path, (now + 1e6, now + 1e6))
+        os.utime(path, (clock[0], clock[0]))
     for begins in (2, 4):  # the same process, and the next one
-        monkeypatch.setattr(time, "time", lambda: now)
+        clock[0] = now
         taken(snapshots, begins, first=begins)
-        monkeypatch.setattr(time, "time", lambda: now + 100)
+        clock[0] = now + 100
         taken(snapshots, begins + 1, first=begins + 1)
         snapshots.close()
         assert job.stored()[-1] == begins + 1
         now -= 1e6
+        clock[0] = now
         job.restart()
-        monkeypatch.setattr(time, "time", lambda: now)
         snapshots = job.started()
 
 
