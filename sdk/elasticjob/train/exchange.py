@@ -257,7 +257,7 @@ class RestoreMessage(NamedTuple):
         is_listed: True if the offer has the content of storage.
         begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
             newest one that they stored.
-        damage: error of the newest part in storage that is damaged; empty otherwise.
+        damage: error of a part that is damaged, or that it cannot decode; empty without one.
         owner: job to which the storage belongs; empty if it is unknown.
     """
 

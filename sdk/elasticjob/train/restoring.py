@@ -50,6 +50,10 @@ _READ, _REFUSED, _SILENT = range(3)
 """Results of the reads of one rank: all verified; one refused; storage does not answer one."""
 
 
+class UnknownContent(CorruptSnapshot):
+    """Part that this version of the library cannot decode, and another one can."""
+
+
 class Agreed(NamedTuple):
     """Snapshot that the ranks restore together.
 
@@ -174,7 +178,7 @@ class _Reads:
         self._damaged: list[str] = []
 
     def damage(self) -> str:
-        """Return the error of a damaged part in storage; empty without one."""
+        """Return the error of a part that is damaged, or cannot be decoded; empty without one."""
         return next(iter([*self._damaged, *self.stored.damaged[-1:]]), "")
 
     def offer(self, is_patient: bool) -> Offer:
@@ -207,6 +211,8 @@ class _Reads:
                 else:
                     body = self._body(source.place, source.part)
                 if body is not None:
+                    if self._rank in source.readers:
+                        self._check_content(source, body)
                     bodies[source.part] = body
             except (CorruptSnapshot, TimeoutError) as error:
                 cause = error.__cause__ or error
@@ -222,10 +228,21 @@ class _Reads:
                     self._refused.add((source.place, source.part))
                 if source.place == STORAGE and isinstance(cause, OSError):
                     self.stored.failed(cause)
-                elif source.place == STORAGE:
+                elif source.place == STORAGE or isinstance(error, UnknownContent):
                     self._damaged.append(str(error))
                 outcome = _REFUSED
         return bodies, outcome
+
+    def _check_content(self, source: Source, body: Body) -> None:
+        """Raise UnknownContent for a part that this version of the library cannot decode.
+
+        Its checksum is right. The ranks have not agreed on it yet, and can take another one.
+        """
+        try:
+            decode(body)
+        except CorruptSnapshot as error:
+            path = self._places[source.place][source.part]
+            raise UnknownContent(f"{path}: {error}") from error
 
     def _streamed(self, source: Source, gang: Gang) -> Body | None:
         """Return the part, which its first reader reads and sends. A collective.
@@ -308,7 +325,7 @@ def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
 def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
     """Raise SnapshotError if storage that cannot be read may have the only snapshot.
 
-    With a snapshot from elsewhere it is a warning. Damage of the only snapshot is an error too.
+    With a snapshot from elsewhere it is a warning. Damage of the only one is an error too.
     """
     if plan is not None:
         if messages[rank].trouble:
@@ -328,9 +345,9 @@ def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int)
         )
     if damage := next((each.damage for each in messages if each.damage), ""):
         raise SnapshotError(
-            "there is no complete snapshot in memory, and those in storage are damaged "
-            f"({damage}): make the files readable by this version of the library, or give "
-            "Snapshots another folder to begin at step 0"
+            f"all snapshots are damaged, or of a newer version of the library ({damage}): repair "
+            "the files, install the version that wrote them, or give Snapshots another folder to "
+            "begin at step 0"
         )
 
 

@@ -6,11 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.part_files import Body, CorruptSnapshot, NewerFormat, committed
+from elasticjob.train.part_files import (
+    Body,
+    CorruptSnapshot,
+    NewerFormat,
+    committed,
+    overwrite,
+    read,
+)
 from elasticjob.train.storage_folder import StorageFolder
 
 
@@ -85,7 +93,7 @@ def test_storage_with_damaged_snapshots_alone_is_an_error(
     stored(tmp_path, range(1, 3))
     for path in files(tmp_path):
         damage(path, change)
-    with pytest.raises(SnapshotError, match=rf"damaged \({tmp_path}.*to begin at step 0"):
+    with pytest.raises(SnapshotError, match=rf"are damaged.*\({tmp_path}.*to begin at step 0"):
         restored(tmp_path)
 
 
@@ -158,3 +166,62 @@ def test_file_without_a_record_is_not_committed(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     with pytest.raises(CorruptSnapshot, match=rf"{path} has no valid record"):
         committed(path)
+
+
+def of_newer_library(path: Path, known: bytes, unknown: bytes) -> None:
+    """Write a part again with a description that this version does not know."""
+    part = committed(path)
+    found = read(path, part)
+    content = bytes(found.views[0])
+    assert known in content
+    overwrite(path, part, Body(found.head_bytes, [memoryview(content.replace(known, unknown))]))
+
+
+NEWER = pytest.mark.parametrize(
+    ("known", "unknown"),
+    [
+        (b'"tuple"', b'"tuplX"'),
+        (b'"float32"', b'"float3X"'),
+        (b'"float32",[3]', b'"float32",[-]'),
+        (b'"float32",[3]', b'"float32",-3 '),
+        (b'"cpu"', b'"cpX"'),
+    ],
+)
+
+
+def saved_tensors(snapshots: Snapshots, steps: range) -> None:
+    for step in steps:
+        state = {"x": (step, torch.ones(3)), "device": torch.device("cpu")}
+        assert snapshots.save(step, state, store=snapshots._store.folder is not None or None)
+    snapshots.close()
+
+
+@NEWER
+def test_snapshot_that_cannot_be_decoded_is_passed_over_with_its_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, known: bytes, unknown: bytes
+) -> None:
+    snapshots = Snapshots(tmp_path)
+    snapshots.restore()
+    saved_tensors(snapshots, range(1, 3))
+    newest = shared_parts(tmp_path)[-1]
+    of_newer_library(newest, known, unknown)
+    assert restored(tmp_path) == 1
+    assert f"passing over a snapshot: {newest}: the description" in caplog.text
+
+
+@NEWER
+@pytest.mark.parametrize("place", ["memory", "storage"])
+def test_snapshot_that_cannot_be_decoded_is_an_error_if_there_is_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, known: bytes, unknown: bytes
+) -> None:
+    """Training that began at step 0 would overwrite it."""
+    if place == "memory":
+        monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(tmp_path))
+    storage = tmp_path if place == "storage" else None
+    snapshots = Snapshots(storage)
+    snapshots.restore()
+    saved_tensors(snapshots, range(1, 3))
+    for path in [*shared_parts(tmp_path), *tmp_path.glob("shared.[01]")]:
+        of_newer_library(path, known, unknown)
+    with pytest.raises(SnapshotError, match=rf"{tmp_path}/.*install the version that wrote them"):
+        Snapshots(storage).restore()
