@@ -200,8 +200,8 @@ class StorageFolder:
                     damaged.append(error)
             finally:
                 moved()
-        error = next((error for error in errors if error.errno not in _ABSENT), None)
-        return _Files(found, damaged, error)
+        unreadable = next((each for each in errors if each.errno not in _ABSENT), None)
+        return _Files(found, damaged, unreadable)
 
     def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""

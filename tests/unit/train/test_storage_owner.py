@@ -112,7 +112,8 @@ def test_write_to_a_folder_that_has_become_that_of_another_job_fails(
     folder: Path, keep: int
 ) -> None:
     """As with two jobs that begin together: both have found the folder without an owner."""
-    part, told = Part(Version(1, 7), SHARED if keep else 0, 1, 0), []
+    told: list[int] = []
+    part = Part(Version(1, 7), SHARED if keep else 0, 1, 0)
     StorageFolder(folder, A).claim(is_first=True)
     content = Body(0, [memoryview(b"x")])
     write = StorageWrite(StorageFolder(folder, B), [(part, content)], keep, told.append)
