@@ -6,6 +6,7 @@ training, unless the script has demanded the snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from elasticjob import layout, train
 from elasticjob.train.agreement import SnapshotError, Version
 from elasticjob.train.exchange import Exchange
-from elasticjob.train.storage import StorageWriter
+from elasticjob.train.storage import StorageCall, StorageWriter
 from elasticjob.train.storage_folder import other_owner
 
 if TYPE_CHECKING:
@@ -67,6 +68,11 @@ class SnapshotStore:
             else StorageWriter(folder, keep, self._is_complete, report.storage)
         )
         self._has_warned = False
+        self._last: Version | None = None
+        """Last version that the ranks of this gang have begun to store."""
+        self._lookup: StorageCall[bool] | None = None
+        """Lookup by another rank for a part of rank 0, once in a gang."""
+        self._has_looked_up = False
 
     @property
     def is_timed(self) -> bool:
@@ -91,14 +97,22 @@ class SnapshotStore:
     def restored(self, stored: InStorage, at: float, owner: str) -> None:
         """Begin at the newest snapshots in storage, the time of the last one, and their owner."""
         self._owner = owner
+        self._last = self._lookup = None
         self._step = max(stored.begun, 0)
         self._at = 0.0 if self._every_seconds is None else at
         self._former = None
         if self._reached is not None:
             self._reached.begun, self._reached.complete = stored
 
-    def begins(self, step: int) -> None:
-        """Record that the ranks store the snapshot of this step."""
+    def begins(self, gang: Gang, step: int, has_ended: bool) -> None:
+        """Record that the ranks store the snapshot of this step.
+
+        `has_ended`: no rank writes the last one any more.
+        """
+        is_first = gang.rank > 0 and self._lookup is None
+        if is_first and has_ended and self._last is not None and self._writer is not None:
+            self._lookup = self._writer.lookup(self._last)
+        self._last = Version(step, gang.number)
         begun = layout.NO_STEP if self._reached is None else self._reached.begun
         self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()
@@ -114,7 +128,7 @@ class SnapshotStore:
         if self._step != step or self._former is None:
             return False
         self._step, self._at, begun = self._former
-        self._former = None
+        self._former = self._last = None
         if self._reached is not None:
             self._reached.begun = begun
         if self._writer is not None:
@@ -135,9 +149,25 @@ class SnapshotStore:
         """Report the newest complete snapshot as a checkpoint, in the thread of the script."""
         if self._writer is not None:
             self._writer.check()
+        self._check_lookup()
         step = self.complete_step
         if step > self._told_step and train.link().stored(step):
             self._told_step = step
+
+    def _check_lookup(self) -> None:
+        """Warn once if this rank does not see the part of rank 0."""
+        lookup = self._lookup
+        if lookup is None or lookup.is_alive() or self._has_looked_up or self.folder is None:
+            return
+        self._has_looked_up = True
+        with contextlib.suppress(OSError):  # the next write reports it
+            if not lookup.result():
+                log.warning(
+                    "%s lacks the part of rank 0 of a snapshot: unless rank 0 reports an error, "
+                    "this is not a folder that all nodes share, and the loss of a node loses "
+                    "snapshots",
+                    self.folder.folder,
+                )
 
     def confirm(self, gang: Gang, number: int, lacks_storage: bool) -> None:
         """Wait until all ranks have written their parts of the last snapshot, of gang `number`.

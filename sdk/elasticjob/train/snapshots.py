@@ -415,7 +415,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(step)
+            self._store.begins(gang, step, has_ended=store_due)
         if rank_state is not None and self._replication is None:
             self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None

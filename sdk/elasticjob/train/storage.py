@@ -261,8 +261,9 @@ class StorageWriter:
 
     def unseen(self, version: Version) -> str:
         """Return an error unless this rank sees the shared part that rank 0 has written."""
+        lookup = self.lookup(version)
         try:
-            is_seen = called(functools.partial(_is_seen, self._storage, version))
+            is_seen = lookup.result()
         except OSError as error:
             return f"{self._storage.folder}: {reason_of(error)}"
         if is_seen:
@@ -271,6 +272,12 @@ class StorageWriter:
             f"{self._storage.folder} lacks the part that rank 0 has written: Snapshots needs a "
             "folder that all nodes share, not one on a disk of each node"
         )
+
+    def lookup(self, version: Version) -> StorageCall[bool]:
+        """Look for the shared part of a version in the background."""
+        lookup = StorageCall(functools.partial(_is_seen, self._storage, version))
+        lookup.start()
+        return lookup
 
     def remove_expired(self, version: Version) -> None:
         """Remove older versions after `version`. Raises OSError."""
