@@ -348,11 +348,11 @@ class Snapshots:
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        self._store.check_owner()
         if store is not None:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
         gang.saves(step)
+        self._store.check_owner()
         self._optimizers.created()
         check_values()
         self._claim.take()
