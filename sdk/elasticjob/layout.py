@@ -30,6 +30,8 @@ SNAPSHOT_FOLDER = "ELASTICJOB_SNAPSHOT_FOLDER"
 """Variable with the node's folder in memory for snapshots, which its launcher owns."""
 SNAPSHOT_TROUBLE = "ELASTICJOB_SNAPSHOT_TROUBLE"
 """Variable with the errno and the parent of a folder that the launcher cannot create."""
+JOB = "ELASTICJOB_JOB"
+"""Variable with the namespace and the name of the job, which own its snapshots in storage."""
 SNAPSHOTS = "ELASTICJOB_SNAPSHOTS"
 """Variable with the job's `recovery.snapshots` for the training script: a JSON object."""
 

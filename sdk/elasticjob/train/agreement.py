@@ -295,17 +295,23 @@ def steps_within(overhead: float, cost_seconds: float, step_seconds: float) -> i
 
 
 def expired(
-    parts: Iterable[Part], keep: int, writing: Version, versions: Iterable[Version] = ()
+    parts: Iterable[Part],
+    keep: int,
+    writing: Version,
+    versions: Iterable[Version] = (),
+    damaged: Iterable[Version] = (),
 ) -> tuple[Version, ...]:
     """Return the versions to remove from storage: the newest `keep` complete ones stay.
 
     Of the incomplete ones before `writing` the newest stays too: some ranks may not have ended it.
-    The others were given up, such as in a full storage. Without a complete version all stay. Those
-    after `writing` stay and do not count: the ranks have passed over them as damaged.
+    The others were given up, such as in a full storage. Damaged ones stay until there are `keep`
+    complete ones after them. Without a complete version all stay. Those after `writing` stay and do
+    not count: the ranks have passed over them as damaged.
 
     Args:
         writing: version that the ranks write now, or have written last.
         versions: all versions in storage, also those without a committed part.
+        damaged: versions with a part that was committed and is damaged.
     """
     found = list(parts)
     complete = [version for version in complete_versions(found) if version <= writing]
@@ -313,7 +319,8 @@ def expired(
         return ()
     held = {part.version for part in found} | set(versions)
     old = {version for version in held if len(complete) >= keep and version < complete[-keep]}
-    ended = sorted(version for version in held - set(complete) if version < writing)
+    given_up = held - set(complete) - set(damaged)
+    ended = sorted(version for version in given_up if version < writing)
     return tuple(sorted(old | set(ended[:-1])))
 
 

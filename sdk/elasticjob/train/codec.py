@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 64
+_INVALID = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
+"""Errors of a description that this version cannot decode; some are those of torch."""
 _NUMBERS = re.compile(r"[<>|=][biufc]\d+")
 """Pattern of numpy's types of numbers."""
 _PLAIN = (type(None), bool, int, float, str)
@@ -77,8 +79,11 @@ def decode(body: Body) -> Any:
     try:
         described = json.loads(bytes(content[: body.head_bytes]))
         return _decoded(described, content[body.head_bytes :])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptSnapshot(f"the description of the snapshot is invalid: {error!r}") from error
+    except _INVALID as error:
+        raise CorruptSnapshot(
+            "the description of the snapshot is invalid, or of a newer version of the elasticjob "
+            f"library or of torch: {error!r}"
+        ) from error
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

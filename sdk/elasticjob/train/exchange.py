@@ -262,6 +262,8 @@ class RestoreMessage(NamedTuple):
         is_listed: True if the offer has the content of storage.
         begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
             newest one that they stored.
+        damage: error of a part that is damaged, or that it cannot decode; empty without one.
+        owner: job to which the storage belongs; empty if it is unknown.
     """
 
     offer: Offer
@@ -270,6 +272,8 @@ class RestoreMessage(NamedTuple):
     is_listed: bool = False
     begun: int = layout.NO_STEP
     complete: int = layout.NO_STEP
+    damage: str = ""
+    owner: str = ""
 
 
 def pack_message(message: RestoreMessage) -> bytes:

@@ -35,6 +35,7 @@ class JobSettings(NamedTuple):
     """Settings of the job, which apply where the script gives no argument; None if absent.
 
     Args:
+        name: namespace and name of the job; empty if it is unknown, as under torchrun.
         memory_bytes: memory of a node for snapshots; 0 without a limit.
         storage: folder of this job.
     """
@@ -46,13 +47,14 @@ class JobSettings(NamedTuple):
     storage: str | None = None
     store_seconds: float | None = None
     keep: int | None = None
+    name: str = ""
 
 
 def job_settings(environ: Mapping[str, str]) -> JobSettings:
     """Return the settings in the environment; raise ValueError if they are malformed."""
-    text = environ.get(layout.SNAPSHOTS, "")
+    text, name = environ.get(layout.SNAPSHOTS, ""), environ.get(layout.JOB, "")
     if not text:
-        return JobSettings()
+        return JobSettings(name=name)
     try:
         found = json.loads(text)
         storage = found.get("storage") or {}
@@ -64,6 +66,7 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
             storage.get("folder"),
             storage.get("everySeconds"),
             storage.get("keep"),
+            name,
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{layout.SNAPSHOTS} must be a JSON object, got {text!r}") from error

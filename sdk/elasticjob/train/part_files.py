@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
+"""Name and number of the format. A later format has another number, in the same place."""
+_NUMBER_AT = 6
 _RECORD = struct.Struct("<8sQQiIQQQI")
 _RESHARDS = 1 << 31
 """Bit of the number of ranks in a record: any number of ranks can load the parts."""
@@ -46,6 +48,10 @@ _PARALLEL_BYTES = 1 << 24
 
 class CorruptSnapshot(Exception):
     """Snapshot that is incomplete or damaged, or whose file cannot be read."""
+
+
+class NewerFormat(CorruptSnapshot):
+    """Snapshot of a newer version of the library."""
 
 
 class StateChanged(Exception):
@@ -152,16 +158,33 @@ def held(path: Path) -> Part | None:
     """Return the part that is committed in a file; None if there is none."""
     try:
         return committed(path)
-    except OSError:
+    except (OSError, CorruptSnapshot):
         return None
 
 
-def committed(path: Path) -> Part | None:
-    """Return the part that is committed in a file, or None. Raises OSError."""
+def committed(path: Path) -> Part:
+    """Return the part that is committed in a file. Raises OSError, or CorruptSnapshot for none."""
     with opened(path, os.O_RDONLY) as fd:
-        found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
-        complete = found is not None and os.fstat(fd).st_size == RECORD_BYTES + found[2]
-    return found[0] if complete and found is not None else None
+        return _read_record(fd, path)[0]
+
+
+def _read_record(fd: int, path: Path) -> tuple[Part, int, int, int]:
+    """Return the fields of a record as `_unpack_record` does. Raises CorruptSnapshot."""
+    record = os.pread(fd, RECORD_BYTES, 0)
+    number = record[_NUMBER_AT : len(MAGIC)]
+    is_ours = record[:_NUMBER_AT] == MAGIC[:_NUMBER_AT] and number.isdigit()
+    if is_ours and number > MAGIC[_NUMBER_AT:]:
+        raise NewerFormat(
+            f"{path} has format {number.decode()} of snapshots, and this version of the elasticjob "
+            f"library reads format {MAGIC[_NUMBER_AT:].decode()}: install the version that wrote it"
+        )
+    found = _unpack_record(record)
+    if found is None:
+        raise CorruptSnapshot(f"{path} has no valid record")
+    size, total = os.fstat(fd).st_size, RECORD_BYTES + found[2]
+    if size != total:
+        raise CorruptSnapshot(f"{path} must have {total} bytes, and has {size}")
+    return found
 
 
 def no_report() -> None:
@@ -198,12 +221,9 @@ def reading(path: Path, part: Part, *, threads: bool = False) -> Iterator[tuple[
     """
     try:
         with opened(path, os.O_RDONLY) as fd:
-            found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
-            if found is None or found[0] != part:
+            found, head, size, checksum = _read_record(fd, path)
+            if found != part:
                 raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part[0].step}")
-            _, head, size, checksum = found
-            if os.fstat(fd).st_size != RECORD_BYTES + size:
-                raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
             view = allocated(size)
             body = Body(head, [view], checksum)
             yield body, 0

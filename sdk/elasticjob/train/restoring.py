@@ -51,6 +51,10 @@ _READ, _REFUSED, _SILENT = range(3)
 """Results of the reads of one rank: all verified; one refused; storage does not answer one."""
 
 
+class UnknownContent(CorruptSnapshot):
+    """Part that this version of the library cannot decode, and another one can."""
+
+
 class Agreed(NamedTuple):
     """Snapshot that the ranks restore together.
 
@@ -60,6 +64,7 @@ class Agreed(NamedTuple):
         offers: parts that each rank can read.
         stored: newest snapshots in storage up to the restored step, the same on all ranks.
         stored_at: UTC time of the newest complete snapshot in storage; 0 if it is unknown.
+        owner: job to which the storage belongs, the same on all ranks; empty if it is unknown.
     """
 
     plan: Plan | None
@@ -67,6 +72,7 @@ class Agreed(NamedTuple):
     offers: list[Offer]
     stored: InStorage
     stored_at: float
+    owner: str
 
 
 def check_group(environ: Mapping[str, str]) -> None:
@@ -103,7 +109,15 @@ def agree(
     while True:
         stored = reads.stored
         offer = reads.offer(is_patient)
-        mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
+        mine = RestoreMessage(
+            offer,
+            stored.trouble,
+            stored.is_silent,
+            stored.is_listed,
+            *known,
+            reads.damage(),
+            stored.owner,
+        )
         told = gang.gather(Exchange.OFFERS, pack_message(mine))
         messages = [unpack_message(content) for content in told]
         offers = [each.offer for each in messages]
@@ -122,8 +136,11 @@ def agree(
                 "another folder to go on without it"
             )
         if not any(outcomes):
+            _warn_of_damage(messages, gang.rank, stored)
             _check_storage(plan, messages, gang.rank)
-            return Agreed(plan, bodies, offers, _newest_stored(plan, messages), stored.at)
+            owner = next((each.owner for each in messages if each.owner), "")
+            newest = _newest_stored(plan, messages)
+            return Agreed(plan, bodies, offers, newest, stored.at, owner)
 
 
 def check_size(gang: Gang, offers: list[Offer], is_sharded: bool) -> None:
@@ -193,6 +210,11 @@ class _Reads:
         self.stored = StoredOffer(storage)
         self._places: dict[str, dict[Part, Path]] = {}
         self._refused: set[tuple[str, Part]] = set()
+        self._damaged: list[str] = []
+
+    def damage(self) -> str:
+        """Return the error of a part that is damaged, or cannot be decoded; empty without one."""
+        return next(iter([*self._damaged, *self.stored.damaged[-1:]]), "")
 
     def offer(self, is_patient: bool) -> Offer:
         """Return the parts that can be read; `is_patient`: wait for storage."""
@@ -224,6 +246,8 @@ class _Reads:
                 else:
                     body = self._body(source.place, source.part)
                 if body is not None:
+                    if self._rank in source.readers:
+                        self._check_content(source, body)
                     bodies[source.part] = body
             except (CorruptSnapshot, TimeoutError) as error:
                 cause = error.__cause__ or error
@@ -239,8 +263,21 @@ class _Reads:
                     self._refused.add((source.place, source.part))
                 if source.place == STORAGE and isinstance(cause, OSError):
                     self.stored.failed(cause)
+                elif source.place == STORAGE or isinstance(error, UnknownContent):
+                    self._damaged.append(str(error))
                 outcome = _REFUSED
         return bodies, outcome
+
+    def _check_content(self, source: Source, body: Body) -> None:
+        """Raise UnknownContent for a part that this version of the library cannot decode.
+
+        Its checksum is right. The ranks have not agreed on it yet, and can take another one.
+        """
+        try:
+            decode(body)
+        except CorruptSnapshot as error:
+            path = self._places[source.place][source.part]
+            raise UnknownContent(f"{path}: {error}") from error
 
     def _streamed(self, source: Source, gang: Gang) -> Body | None:
         """Return the part, which its first reader reads and sends. A collective.
@@ -323,7 +360,7 @@ def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
 def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
     """Raise SnapshotError if storage that cannot be read may have the only snapshot.
 
-    With a snapshot from elsewhere it is a warning.
+    With a snapshot from elsewhere it is a warning. Damage of the only one is an error too.
     """
     if plan is not None:
         if messages[rank].trouble:
@@ -341,6 +378,19 @@ def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int)
             f"({troubles}): make it readable, or give Snapshots another "
             "folder to begin at step 0"
         )
+    if damage := next((each.damage for each in messages if each.damage), ""):
+        raise SnapshotError(
+            f"all snapshots are damaged, or of a newer version of the library ({damage}): repair "
+            "the files, install the version that wrote them, or give Snapshots another folder to "
+            "begin at step 0"
+        )
+
+
+def _warn_of_damage(messages: list[RestoreMessage], rank: int, stored: StoredOffer) -> None:
+    """Warn of the damaged parts in storage, on the first rank that has read it."""
+    if next((at for at, each in enumerate(messages) if each.is_listed), None) == rank:
+        for text in stored.damaged:
+            log.warning("passing over a snapshot in storage: %s", text)
 
 
 def _storage_troubles(messages: list[RestoreMessage]) -> str:

@@ -6,6 +6,7 @@ training, unless the script has demanded the snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from elasticjob import layout, train
 from elasticjob.train.agreement import SnapshotError, Version
 from elasticjob.train.exchange import Exchange
-from elasticjob.train.storage import StorageWriter
+from elasticjob.train.storage import StorageCall, StorageWriter
+from elasticjob.train.storage_folder import other_owner
 
 if TYPE_CHECKING:
     from elasticjob.train.agreement import Part
@@ -30,6 +32,7 @@ class SnapshotStore:
 
     Args:
         folder: the storage; None if this rank has none.
+        job: this job; empty if it is unknown.
         keep: number of complete snapshots.
         every_steps: least number of steps between two of them, without `every_seconds`.
         every_seconds: alternatively the least time between two of them.
@@ -40,6 +43,7 @@ class SnapshotStore:
     def __init__(
         self,
         folder: StorageFolder | None,
+        job: str,
         keep: int,
         every_steps: int,
         every_seconds: float | None,
@@ -47,6 +51,7 @@ class SnapshotStore:
         reached: ReachedFile | None,
     ) -> None:
         self.folder = folder
+        self._job, self._owner = job, ""
         self.is_shared = folder is not None
         """True if any rank has storage; before the ranks have agreed, if this one has."""
         self.complete_step = layout.NO_STEP
@@ -63,6 +68,11 @@ class SnapshotStore:
             else StorageWriter(folder, keep, self._is_complete, report.storage)
         )
         self._has_warned = False
+        self._last: Version | None = None
+        """Last version that the ranks of this gang have begun to store."""
+        self._lookup: StorageCall[bool] | None = None
+        """Lookup by another rank for a part of rank 0, once in a gang."""
+        self._has_looked_up = False
 
     @property
     def is_timed(self) -> bool:
@@ -75,23 +85,34 @@ class SnapshotStore:
         return by_steps and step - self._step >= self._every_steps
 
     def is_time(self) -> bool:
-        """Return True if a snapshot is due by this rank's clock."""
-        return self.is_timed and time.time() - self._at >= (self._every_seconds or 0.0)
+        """Return True if a snapshot is due by this rank's clock, which may have been set back."""
+        now = time.time()
+        self._at = min(self._at, now)
+        return self.is_timed and now - self._at >= (self._every_seconds or 0.0)
 
     def is_busy(self, is_due: bool) -> bool:
         """Return True while a write is in progress, after a short wait if the next one is due."""
         return self._writer is not None and self._writer.is_busy(is_due)
 
-    def restored(self, stored: InStorage, at: float) -> None:
-        """Begin at the newest snapshots in storage and the time of the last one."""
+    def restored(self, stored: InStorage, at: float, owner: str) -> None:
+        """Begin at the newest snapshots in storage, the time of the last one, and their owner."""
+        self._owner = owner
+        self._last = self._lookup = None
         self._step = max(stored.begun, 0)
         self._at = 0.0 if self._every_seconds is None else at
         self._former = None
         if self._reached is not None:
             self._reached.begun, self._reached.complete = stored
 
-    def begins(self, step: int) -> None:
-        """Record that the ranks store the snapshot of this step."""
+    def begins(self, gang: Gang, step: int, has_ended: bool) -> None:
+        """Record that the ranks store the snapshot of this step.
+
+        `has_ended`: no rank writes the last one any more.
+        """
+        is_first = gang.rank > 0 and self._lookup is None
+        if is_first and has_ended and self._last is not None and self._writer is not None:
+            self._lookup = self._writer.lookup(self._last)
+        self._last = Version(step, gang.number)
         begun = layout.NO_STEP if self._reached is None else self._reached.begun
         self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()
@@ -107,7 +128,7 @@ class SnapshotStore:
         if self._step != step or self._former is None:
             return False
         self._step, self._at, begun = self._former
-        self._former = None
+        self._former = self._last = None
         if self._reached is not None:
             self._reached.begun = begun
         if self._writer is not None:
@@ -128,38 +149,64 @@ class SnapshotStore:
         """Report the newest complete snapshot as a checkpoint, in the thread of the script."""
         if self._writer is not None:
             self._writer.check()
+        self._check_lookup()
         step = self.complete_step
         if step > self._told_step and train.link().stored(step):
             self._told_step = step
+
+    def _check_lookup(self) -> None:
+        """Warn once if this rank does not see the part of rank 0."""
+        lookup = self._lookup
+        if lookup is None or lookup.is_alive() or self._has_looked_up or self.folder is None:
+            return
+        self._has_looked_up = True
+        with contextlib.suppress(OSError):  # the next write reports it
+            if not lookup.result():
+                log.warning(
+                    "%s lacks the part of rank 0 of a snapshot: unless rank 0 reports an error, "
+                    "this is not a folder that all nodes share, and the loss of a node loses "
+                    "snapshots",
+                    self.folder.folder,
+                )
 
     def confirm(self, gang: Gang, number: int, lacks_storage: bool) -> None:
         """Wait until all ranks have written their parts of the last snapshot, of gang `number`.
 
         Raises:
-            SnapshotError: a rank has not; on all ranks, with the rank and its error.
+            SnapshotError: a rank has not, or does not see the shared part, as in a folder that is
+                not shared; on all ranks, with the rank and its error.
         """
+        version = Version(self._step, number)
         trouble = "" if self._writer is None else self._writer.confirmed()
         if lacks_storage or (gang.rank == 0 and self.folder is None):
             trouble = "Snapshots has no storage on this rank: give it on all ranks"
-        contents = gang.gather(Exchange.STORED, trouble.encode())
-        told = [bytes(content).decode() for content in contents]
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-        if failed:
-            train.link().save_failed("; ".join(failed))
-            raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
+        _check_stored(gang, trouble)
+        if gang.size > 1:  # the shared part is there
+            _check_stored(gang, "" if self._writer is None else self._writer.unseen(version))
         self.record_complete(self._step)
         if self._reached is not None:
             self._reached.write(self._step)
         if gang.rank == 0 and self._writer is not None and self.folder is not None:
             self._is_complete(self._step)
             try:
-                self._writer.remove_expired(Version(self._step, number))
+                self._writer.remove_expired(version)
             except OSError as error:  # the next write removes them
                 log.warning(
                     "cannot remove older snapshots from storage: %s: %s",
                     self.folder.folder,
                     error.strerror,
                 )
+
+    @property
+    def is_of_other_job(self) -> bool:
+        """True if the storage belongs to another job, on all ranks."""
+        return bool(self._job) and self._owner not in ("", self._job)
+
+    def check_owner(self) -> None:
+        """Raise SnapshotError, on all ranks, if the storage belongs to another job."""
+        if self.is_of_other_job:
+            folder = "the storage" if self.folder is None else self.folder.folder
+            raise SnapshotError(f"{folder}: {other_owner(self._owner, self._job)}")
 
     def check_demanded(self, gang: Gang, store: bool) -> None:
         """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""
@@ -183,3 +230,13 @@ class SnapshotStore:
         self._report.change(stored=step)
         self.complete_step = step
         self.record_complete(step)
+
+
+def _check_stored(gang: Gang, trouble: str) -> None:
+    """Raise SnapshotError on all ranks if one has an error."""
+    contents = gang.gather(Exchange.STORED, trouble.encode())
+    told = [bytes(content).decode() for content in contents]
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    if failed:
+        train.link().save_failed("; ".join(failed))
+        raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")

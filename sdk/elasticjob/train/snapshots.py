@@ -193,6 +193,8 @@ class Snapshots:
         self._report = Report()
         self._limit = job.memory_bytes
         storage = _first(storage, job.storage)
+        if storage is not None and not os.fspath(storage):
+            raise ValueError("storage must be the path of a folder, got an empty one")
         self._memory = NodeMemory(
             os.environ,
             self._local_rank,
@@ -214,7 +216,8 @@ class Snapshots:
         """Places where this rank could have parts of the last snapshot, and has not."""
         self._next_step = 0
         self._store = SnapshotStore(
-            None if storage is None else StorageFolder(Path(storage)),
+            None if storage is None else StorageFolder(Path(storage), job.name),
+            job.name,
             keep,
             _first(store_every, STORE_EVERY),
             store_seconds,
@@ -280,7 +283,7 @@ class Snapshots:
         self._check_settings(gang)
         agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
-        self._store.restored(agreed.stored, agreed.stored_at)
+        self._store.restored(agreed.stored, agreed.stored_at, agreed.owner)
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
             self._memory.remove_former(plan.version)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
@@ -294,12 +297,13 @@ class Snapshots:
             return None
         shared, own = exchanged(gang, plan, bodies)
         self._memory.keep(plan.version)  # other ranks may not have read theirs yet
-        self._seed(plan, gang.rank, shared, own)
-        is_same_size = len(plan.own) == gang.size
-        if plan.own and is_same_size and self._replicates(gang):
-            self._announce(plan.version)
-            mine = [plan.own[gang.rank].part]
-            self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
+        if not self._store.is_of_other_job:  # the memory has the snapshots of this job alone
+            self._seed(plan, gang.rank, shared, own)
+            is_same_size = len(plan.own) == gang.size
+            if plan.own and is_same_size and self._replicates(gang):
+                self._announce(plan.version)
+                mine = [plan.own[gang.rank].part]
+                self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
         place = STORAGE if plan.shared.place == STORAGE else MEMORY
         if plan.shared.part.reshards:
             state, rank_state = assembled(gang, plan, bodies, decode(shared), own, into)
@@ -354,7 +358,8 @@ class Snapshots:
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage; or
                 the ranks have called with another step, or only some with `store` or `rank_state`;
-                or the process group has another number of ranks than at the restore.
+                the process group has another number of ranks than at the restore; or the storage
+                belongs to another job.
             RuntimeError: `restore` was not called; another Snapshots in this process, or another
                 process of this local rank, saves to the same folder; or a parameter created in
                 `skip_initialization` has no value.
@@ -378,6 +383,7 @@ class Snapshots:
             self._store.check_demanded(gang, store)
         step = train.whole_step(step)
         gang.saves(step)
+        self._store.check_owner()
         self._optimizers.created()
         check_values()
         self._claim.take()
@@ -441,7 +447,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(step)
+            self._store.begins(gang, step, has_ended=store_due)
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)

@@ -31,6 +31,8 @@ snapshot, and once for a write that is still in progress when the next one is du
 _LEAST_WAIT_SECONDS = 0.25
 """Minimum wait for a call: this process may have been suspended in the meantime."""
 _OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
+_CACHE_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 3.0, 0.0)
+"""Waits for a file of another node, after each look: network file systems cache names."""
 
 T = TypeVar("T")
 
@@ -140,6 +142,8 @@ class StorageWrite(StorageCall[None]):
     def _written(self, moved: Callable[[], None]) -> None:
         version = self._parts[0][0].version
         try:
+            self._storage.claim(is_first=bool(self._keep))
+            moved()
             if self._keep:
                 self._storage.remove_expired(self._keep, version, moved)
             for part, body in self._parts:
@@ -255,6 +259,26 @@ class StorageWriter:
             return self._refused
         return self._write.trouble if ended else f"{self._storage.folder}: {no_answer().strerror}"
 
+    def unseen(self, version: Version) -> str:
+        """Return an error unless this rank sees the shared part that rank 0 has written."""
+        lookup = self.lookup(version)
+        try:
+            is_seen = lookup.result()
+        except OSError as error:
+            return f"{self._storage.folder}: {reason_of(error)}"
+        if is_seen:
+            return ""
+        return (
+            f"{self._storage.folder} lacks the part that rank 0 has written: Snapshots needs a "
+            "folder that all nodes share, not one on a disk of each node"
+        )
+
+    def lookup(self, version: Version) -> StorageCall[bool]:
+        """Look for the shared part of a version in the background."""
+        lookup = StorageCall(functools.partial(_is_seen, self._storage, version))
+        lookup.start()
+        return lookup
+
     def remove_expired(self, version: Version) -> None:
         """Remove older versions after `version`. Raises OSError."""
         called(functools.partial(self._storage.remove_expired, self._keep, version))
@@ -275,7 +299,9 @@ class StoredOffer:
         self.parts: dict[Part, Path] = {}
         self.at = 0.0
         self.is_silent = self.is_listed = False
-        self.trouble = ""
+        self.trouble = self.owner = ""
+        self.damaged: list[str] = []
+        """Texts of the versions with a part that was committed, and is damaged."""
 
     def update(self, is_patient: bool) -> None:
         """Wait for the parts, for a short time unless `is_patient`."""
@@ -295,10 +321,24 @@ class StoredOffer:
         self.parts, self.at, self.is_listed, self.trouble = stored.parts, stored.at, True, ""
         for version, cause in list(stored.unreadable.items())[-1:]:
             self.trouble = f"{self._storage.folder}: step {version.step}: {reason_of(cause)}"
+        self.owner = stored.owner
+        for errors in stored.damaged.values():
+            others = f", and {len(errors) - 1} more files" if len(errors) > 1 else ""
+            self.damaged.append(f"{errors[0]}{others}")
 
     def failed(self, error: Exception) -> None:
         """Record that the content or a part cannot be read."""
         self.trouble = f"{getattr(self._storage, 'folder', '')}: {reason_of(error)}"
+
+
+def _is_seen(storage: StorageFolder, version: Version, moved: Callable[[], None]) -> bool:
+    """Return True once the shared part of a version is seen, which another node has written."""
+    for seconds in _CACHE_SECONDS:
+        if storage.shared_part(version) is not None:
+            return True
+        moved()
+        time.sleep(seconds)
+    return False
 
 
 def _copy(body: Body) -> memoryview:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob.train.agreement import SHARED, Part, Version, complete_versions, expired
-from elasticjob.train.part_files import Body, committed, fill_in_slices, no_report, opened
+from elasticjob.train.part_files import (
+    Body,
+    CorruptSnapshot,
+    NewerFormat,
+    committed,
+    fill_in_slices,
+    no_report,
+    opened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +30,11 @@ if TYPE_CHECKING:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
+OWNER = "job"
+"""Name of the file with the job to which the folder belongs."""
+_OWNER_BYTES = 1000
+_PART = re.compile(r"shared|rank-\d+")
+"""Names of the files with a part. A file gets its name once its content and record are on disk."""
 
 
 class Stored(NamedTuple):
@@ -30,12 +43,32 @@ class Stored(NamedTuple):
     Args:
         parts: all committed parts that can be read.
         unreadable: error of each version with a file that cannot be read.
+        damaged: for each version the errors of files without a valid record, of parts that were
+            committed, and are damaged or of a newer format.
+        owner: job to which the folder belongs; empty if it is unknown.
         at: time of the newest complete version in seconds since 1970; 0 without one.
     """
 
     parts: dict[Part, Path]
     unreadable: dict[Version, OSError]
+    damaged: dict[Version, list[CorruptSnapshot]]
+    owner: str
     at: float = 0.0
+
+
+class _Files(NamedTuple):
+    """Files of one version: committed parts, errors of files without one, error of a read."""
+
+    parts: dict[Part, Path]
+    damaged: list[CorruptSnapshot]
+    error: OSError | None
+
+
+class OtherOwner(OSError):
+    """Storage of another job."""
+
+    def __init__(self, owner: str, job: str) -> None:
+        super().__init__(errno.EPERM, other_owner(owner, job))
 
 
 class StorageFolder:
@@ -43,27 +76,79 @@ class StorageFolder:
 
     `moved` of a method is called whenever one of its calls to the file system has returned.
 
+    Args:
+        job: job that writes to the folder, which then belongs to it; empty if it is unknown.
+
     Attributes:
-        place: absolute path of the folder; without symbolic links once it has been read.
+        folder: absolute path of the folder; a change of the working directory does not matter.
+        place: the same, without symbolic links once it has been read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, job: str = "") -> None:
         self.place = os.path.abspath(folder)  # noqa: PTH100
+        self.folder = Path(self.place)
+        self.job = job
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
         self.place = os.path.realpath(self.folder)
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
+        damaged: dict[Version, list[CorruptSnapshot]] = {}
         for version in self._versions():
-            parts, error = self._parts_of(version, moved)
-            found.update(parts)
-            if error is not None:
-                unreadable[version] = error
+            files = self._files_of(version, moved)
+            found.update(files.parts)
+            if files.damaged:
+                damaged[version] = files.damaged
+            if files.error is not None:
+                unreadable[version] = files.error
         newest = complete_versions(found)[-1:]
         paths = [path for part, path in found.items() if part.version in newest]
-        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
+        at = max(map(_changed_at, paths), default=0.0)
+        return Stored(found, unreadable, damaged, self._owner(), at)
+
+    def claim(self, is_first: bool) -> None:
+        """Check that the folder belongs to this job, or to none.
+
+        Args:
+            is_first: let it belong to this job if it belongs to none. One rank does so.
+
+        Raises:
+            OtherOwner: it belongs to another job.
+            OSError: the file with the owner cannot be read or written.
+        """
+        if not self.job:
+            return
+        owner = self._owner()
+        if not owner and is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            owner = self._claimed()
+        if owner not in ("", self.job):
+            raise OtherOwner(owner, self.job)
+
+    def _claimed(self) -> str:
+        """Write the file with the owner; return the owner."""
+        draft = self.folder / f".{OWNER}.{os.urandom(4).hex()}"
+        try:
+            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                os.pwrite(fd, f"{self.job}\n".encode(), 0)
+                os.fsync(fd)
+            os.replace(draft, self.folder / OWNER)  # noqa: PTH105
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)  # noqa: PTH108
+            raise
+        return self._owner()  # of two jobs that begin together the later one
+
+    def _owner(self) -> str:
+        """Return the job to which the folder belongs; empty if it belongs to none."""
+        try:
+            with opened(self.folder / OWNER, os.O_RDONLY) as fd:
+                return os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return ""
+            raise
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts that can be read. Raises OSError as `scan` does."""
@@ -71,16 +156,30 @@ class StorageFolder:
 
     def is_complete(self, version: Version) -> bool:
         """Return True if all parts of a version are committed and can be read."""
-        return bool(complete_versions(self._parts_of(version)[0]))
+        return bool(complete_versions(self._files_of(version).parts))
 
-    def _parts_of(
-        self, version: Version, moved: Callable[[], None] = no_report
-    ) -> tuple[dict[Part, Path], OSError | None]:
-        """Return the committed parts of a version, and the first error of one.
+    def shared_part(self, version: Version) -> Part | None:
+        """Return the committed shared part of a version, which is looked up by its name.
 
-        A file that another node has removed is no error.
+        None if there is none. Raises OSError if it cannot be read. A network file system may have
+        an older list of the folder.
+        """
+        try:
+            return committed(self._folder(version) / "shared")
+        except CorruptSnapshot:
+            return None
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return None
+
+    def _files_of(self, version: Version, moved: Callable[[], None] = no_report) -> _Files:
+        """Return the files of a version.
+
+        A part that no rank has ended, or another node has removed, is no error.
         """
         found: dict[Part, Path] = {}
+        damaged: list[CorruptSnapshot] = []
         errors: list[OSError] = []
         paths: list[Path] = []
         try:
@@ -91,14 +190,18 @@ class StorageFolder:
         for path in paths:
             try:
                 part = committed(path)
+                if part.version != version:
+                    raise CorruptSnapshot(f"{path} holds a part of step {part.version.step}")
+                found[part] = path
             except OSError as error:
                 errors.append(error)
-                continue
+            except CorruptSnapshot as error:
+                if isinstance(error, NewerFormat) or _PART.fullmatch(path.name):
+                    damaged.append(error)
             finally:
                 moved()
-            if part is not None and part.version == version:
-                found[part] = path
-        return found, next((error for error in errors if error.errno not in _ABSENT), None)
+        unreadable = next((each for each in errors if each.errno not in _ABSENT), None)
+        return _Files(found, damaged, unreadable)
 
     def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
@@ -126,11 +229,18 @@ class StorageFolder:
     def remove_expired(
         self, keep: int, writing: Version, moved: Callable[[], None] = no_report
     ) -> None:
-        """Remove the versions that `expired` names, and none that cannot be read."""
+        """Remove the versions that `expired` names, but none of a newer format.
+
+        Nor one that cannot be read.
+        """
         versions = list(self._versions())
         found = self.scan(moved)
-        for version in expired(found.parts, keep, writing, versions):
-            if version not in found.unreadable:
+        kept = set(found.unreadable)
+        for version, errors in found.damaged.items():
+            if any(isinstance(error, NewerFormat) for error in errors):
+                kept.add(version)
+        for version in expired(found.parts, keep, writing, versions, found.damaged):
+            if version not in kept:
                 shutil.rmtree(self._folder(version), ignore_errors=True)
                 moved()
 
@@ -146,6 +256,14 @@ class StorageFolder:
             match = _VERSION.fullmatch(path.name)
             if match is not None:
                 yield Version(int(match[1]), int(match[2], 16))
+
+
+def other_owner(owner: str, job: str) -> str:
+    """Return the error of a folder that belongs to another job."""
+    return (
+        f"the snapshots are those of job {owner}, and this is job {job}: give Snapshots another "
+        f'folder, or remove the file "{OWNER}" from this one to let this job continue from it'
+    )
 
 
 def _changed_at(path: Path) -> float:

@@ -261,3 +261,74 @@ def test_part_that_one_rank_cannot_read_from_storage_is_read_by_another(tmp_path
     found, log = forked_gang.run(UNREADABLE, tmp_path)
     assert found == [[2, 2, "storage"]] * 2
     assert "Connection timed out" in log
+
+
+NOT_SHARED = """
+import json, sys
+from pathlib import Path
+from elasticjob.train import SnapshotError, Snapshots, storage
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+storage._CACHE_SECONDS = (0.0, 0.0)
+
+def one(rank, world):
+    snapshots = Snapshots(top / f"disk-{rank}", every_steps=1, replicas=0)
+    snapshots.restore()
+    found = []
+    for rank_state in (None, rank):
+        try:
+            snapshots.save(1, {"x": 1}, rank_state, store=True)
+        except SnapshotError as error:
+            found.append(str(error))
+    return found
+
+print(json.dumps(forked_gang.gang(top, "not shared", "ab", one)))
+"""
+
+
+PERIODIC = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+from elasticjob.train import Snapshots, storage
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+storage._CACHE_SECONDS = (0.0, 0.0)
+
+def one(rank, world):
+    for folder in ("shared", f"disk-{rank}"):
+        snapshots = Snapshots(top / folder, every_steps=1, store_every=1, replicas=0)
+        snapshots.restore()
+        for step in (1, 2, 3):
+            snapshots._store.end()
+            dist.barrier()
+            snapshots.save(step, {"x": step})
+            if snapshots._store._lookup is not None:
+                snapshots._store._lookup.join()
+        snapshots.close()
+        for path in (top / "ab"[rank]).glob("*.[01]"):
+            path.unlink()
+        dist.barrier()
+
+print(json.dumps(forked_gang.gang(top, "periodic", "ab", one)))
+"""
+
+
+def test_storage_that_is_not_shared_is_one_warning_of_other_snapshots(tmp_path: Path) -> None:
+    _, log = forked_gang.run(PERIODIC, tmp_path)
+    assert log.count("is not a folder that all nodes share") == 1
+    assert f"{tmp_path}/disk-1 lacks the part of rank 0" in log
+
+
+def test_storage_that_is_not_shared_is_an_error_of_a_demanded_snapshot(tmp_path: Path) -> None:
+    """With a disk of each node the loss of one node would leave no snapshot."""
+    found, _ = forked_gang.run(NOT_SHARED, tmp_path)
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+    for text in found[0]:
+        assert text.startswith(
+            f"the snapshot is not in storage: rank 1: {tmp_path}/disk-1 lacks the part that rank 0 "
+            "has written: Snapshots needs a folder that all nodes share"
+        )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -590,6 +591,26 @@ def test_write_of_a_version_that_is_given_up_waits_for_no_other_rank(
     writer.give_up()
     assert writer._write is not None
     assert writer._write.has_ended()
+
+
+def test_part_of_another_node_is_awaited_until_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may have cached that there is none."""
+    waits: list[float] = []
+    folder = StorageFolder(tmp_path / "storage")
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            folder.store(part(5, ranks=2), body(5))
+
+    monkeypatch.setattr(time, "sleep", wait)
+    writer = storage.StorageWriter(folder, 2, print, print)
+    assert writer.unseen(Version(5, 7)) == ""
+    assert len(waits) == 3
+    assert "needs a folder that all nodes share" in writer.unseen(Version(6, 7))
+    assert len(waits) == 3 + len(storage._CACHE_SECONDS)
 
 
 def functions_of_the_main_thread() -> list[str]:

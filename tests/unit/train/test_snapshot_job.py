@@ -197,6 +197,32 @@ def test_storage_follows_the_time_since_the_last_stored_snapshot(job: Job) -> No
     assert job.report().stored == 7
 
 
+def test_snapshots_in_storage_of_a_later_time_do_not_delay_the_next_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the node that wrote them was fast, or this one has been set back since."""
+    folder = str(job.storage / "demo")
+    job.settings(everySteps=1, storage={"folder": folder, "everySeconds": 100})
+    snapshots = job.started()
+    now = time.time()
+    clock = [now + 1e6]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    taken(snapshots, 1)
+    for path in (job.storage / "demo").glob("step-*/*"):
+        os.utime(path, (clock[0], clock[0]))
+    for begins in (2, 4):  # the same process, and the next one
+        clock[0] = now
+        taken(snapshots, begins, first=begins)
+        clock[0] = now + 100
+        taken(snapshots, begins + 1, first=begins + 1)
+        snapshots.close()
+        assert job.stored()[-1] == begins + 1
+        now -= 1e6
+        clock[0] = now
+        job.restart()
+        snapshots = job.started()
+
+
 def test_limit_below_two_snapshots_is_reported_and_training_goes_on(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

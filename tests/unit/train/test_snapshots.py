@@ -458,8 +458,11 @@ def test_stored_snapshot_counts_if_older_ones_cannot_be_removed(
 
 
 def test_snapshot_after_a_damaged_one_in_storage_is_restored(tmp_path: Path) -> None:
-    started(tmp_path, keep=1).save(20, {"x": 20}, store=True)
-    [path] = tmp_path.glob("step-*/shared")
+    snapshots = started(tmp_path)
+    for step in (4, 20):
+        snapshots.save(step, {"x": step}, store=True)
+    snapshots.close()
+    path = max(tmp_path.glob("step-*/shared"))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     snapshots = started(tmp_path, keep=1)
     for step in (5, 6):
@@ -560,6 +563,7 @@ def test_without_any_place_only_the_first_snapshot_costs_time(
         lambda: Snapshots(max_overhead=2.0),
         lambda: Snapshots(store_every=0),
         lambda: Snapshots(keep=0),
+        lambda: Snapshots(""),
         lambda: Snapshots(keep=1.5),  # type: ignore[arg-type]
         lambda: Snapshots(replicas=-1),
         lambda: Snapshots(replicas=9),
@@ -733,6 +737,21 @@ def test_snapshots_of_two_folders_without_memory_are_independent(tmp_path: Path)
         assert each.save(1, {"x": number}, store=True)
     restored = [Snapshots(tmp_path / name).restore() for name in "ab"]
     assert [found and found.state["x"] for found in restored] == [0, 1]
+
+
+def test_relative_storage_stays_where_it_is_after_a_change_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    snapshots = started("storage")
+    for step, folder in enumerate(("other", "storage", "/"), 1):
+        monkeypatch.chdir(tmp_path / folder)
+        assert snapshots.save(step, {"x": step}, store=True)
+    snapshots.close()
+    monkeypatch.chdir(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "storage"]
+    assert restored("storage") == (3, "storage")
 
 
 @pytest.mark.parametrize("form", ["link", "relative"])

@@ -17,6 +17,8 @@ from elasticjob_operator.model.job import ElasticJob, Snapshots
 OFF = "off"
 """Value of the launcher's variable for no folder in memory."""
 _SETTINGS, _VOLUME = own_variable("SNAPSHOTS"), own_variable("SNAPSHOT_VOLUME")
+_JOB = own_variable("JOB")
+"""Name of the variable with the owner of snapshots: also of those in a folder of the script."""
 
 
 def memory_bytes(snapshots: Snapshots) -> int:
@@ -33,8 +35,9 @@ def snapshot_variables(job: ElasticJob, claim_folder: str, memory_folder: str) -
         memory_folder: folder in memory whose size is `memoryLimit`; empty for /dev/shm.
     """
     snapshots = job.spec.recovery.snapshots
+    owner = {_JOB: f"{job.metadata.namespace}/{job.metadata.name}"}
     if snapshots is None:
-        return {}
+        return owner
     settings: Json = {"replicas": snapshots.replicas}
     if snapshots.every_steps is not None:
         settings["everySteps"] = snapshots.every_steps
@@ -50,7 +53,7 @@ def snapshot_variables(job: ElasticJob, claim_folder: str, memory_folder: str) -
             "everySeconds": snapshots.storage.every_seconds,
             "keep": snapshots.storage.keep,
         }
-    found = {_SETTINGS: json.dumps(settings, separators=(",", ":"))}
+    found = {**owner, _SETTINGS: json.dumps(settings, separators=(",", ":"))}
     if not snapshots.enabled:
         found[_VOLUME] = OFF
     elif snapshots.memory_limit is not None and memory_folder:

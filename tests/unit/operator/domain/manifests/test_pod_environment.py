@@ -131,7 +131,8 @@ def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
 def test_launcher_reads_all_its_variables() -> None:
     trainer = container("trainer", nprocPerNode="cpu")
     variables = told(trainer)
-    assert set(variables) <= set(OWN_VARIABLES), "no worker inherits them"
+    assert set(variables) - {"ELASTICJOB_JOB"} <= set(OWN_VARIABLES), "no worker inherits them"
+    assert worker_environment(variables) == {"ELASTICJOB_JOB": "default/job"}
     separator = trainer["command"].index("--")
     found = read_settings(trainer["command"][separator:], variables)
     assert found.argv == ("python3", "train.py")

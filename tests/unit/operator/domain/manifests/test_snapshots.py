@@ -53,11 +53,18 @@ def test_script_reads_the_settings_of_the_job() -> None:
         storage="/elasticjob-storage/job",
         store_seconds=60,
         keep=5,
+        name="default/job",
     )
     path = {"intervalSeconds": 9, "storage": {"path": "/data/"}}
     assert job_settings(environment(path)) == JobSettings(
-        every_seconds=9, replicas=1, storage="/data/job", store_seconds=300, keep=2
+        every_seconds=9,
+        replicas=1,
+        storage="/data/job",
+        store_seconds=300,
+        keep=2,
+        name="default/job",
     )
+    assert job_settings(environment(None)) == JobSettings(name="default/job")
     assert job_settings({}) == JobSettings()
 
 
