@@ -977,7 +977,7 @@ def test_state_that_the_ranks_refuse_is_not_copied(
     other: Callable[[Header], Header],
     copied_step: int,
 ) -> None:
-    """That of a call which another rank cannot make any more is: its fault loses no step."""
+    """The fault of a rank that cannot make this call any more loses no step."""
     gang = Answers(other)
     monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
     training = Training()
