@@ -145,10 +145,11 @@ def _drawn() -> dict[str, Any]:
 
 
 def _process() -> dict[str, Any]:
+    threads = _settled_threads()  # first: those of a closed queue close its descriptors
     return {
         "descriptors": _descriptors(),
         "shared maps": _shared_maps(),
-        "threads": _settled_threads(),
+        "threads": threads,
         "Python threads": sorted(
             f"{thread.name} {thread.daemon}" for thread in threading.enumerate()
         ),
