@@ -34,13 +34,19 @@ SAME_CALLS = "all ranks must make the same calls, with the same values"
 
 
 class Protocols(NamedTuple):
-    """Oldest and newest protocol that a library can use. A protocol is all later records."""
+    """Oldest and newest protocol that a library can use.
+
+    A protocol is all later records, their order, and the decisions that each rank takes from them.
+    """
 
     oldest: int
     newest: int
 
 
-OURS = Protocols(1, 1)
+OURS = Protocols(2, 2)
+"""Protocol 2 has `damage` and `owner` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
+`Exchange.STORED` after a demanded snapshot, and another decision on sharded state without parts of
+the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:
