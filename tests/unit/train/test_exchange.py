@@ -62,7 +62,11 @@ def test_newest_protocol_that_all_ranks_can_use_is_used(
     [
         (pack_first(Protocols(3, 4)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
         (pack_first(OURS), pack_first(Protocols(3, 4)), r"older .* \(2 to 2 and 3 to 4\): install"),
-        (pack_first(Protocols(1, 1)), pack_first(OURS), r"rank 0 .* \(1 to 1 and 2 to 2\): install"),
+        (
+            pack_first(Protocols(1, 1)),
+            pack_first(OURS),
+            r"rank 0 .* \(1 to 1 and 2 to 2\): install",
+        ),
         (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 2 to 2\)"),
         (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 2 to 2\)"),
     ],

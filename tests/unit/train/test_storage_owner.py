@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from elasticjob import layout
-from elasticjob.train import Restored, SnapshotError, Snapshots
+from elasticjob.train import Restored, SnapshotError, Snapshots, storage_folder
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.part_files import Body
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import OWNER, OtherOwner, StorageFolder
 
 A, B = "team/a", "team/b"
-ERROR = rf"the snapshots are those of job {A}, and this is job {B}: .* remove the file \"job\""
+ERROR = (
+    rf"the snapshots are those of job {A}, and this is job {B}: "
+    r".* remove the file \"\.elasticjob-owner\""
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +49,13 @@ def train(patch: pytest.MonkeyPatch, job: str, folder: Path, steps: int) -> Rest
     return found
 
 
+def owner(folder: Path) -> str:
+    """Return the job in the file with the owner, which keeps its form for other versions."""
+    first, job, end = (folder / ".elasticjob-owner").read_text().split("\n")
+    assert (first, end) == ("elasticjob-owner 1", "")
+    return job
+
+
 def content(folder: Path) -> dict[str, bytes]:
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -50,7 +65,7 @@ def test_folder_belongs_to_the_job_that_stores_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(monkeypatch, A, folder, 3)
-    assert (folder / OWNER).read_text() == f"{A}\n"
+    assert owner(folder) == A
     found = train(monkeypatch, A, folder, 1)  # the next round, or a job of the same name
     assert found is not None
     assert found.step == 3
@@ -81,7 +96,7 @@ def test_other_job_may_restore_and_train_on_in_a_folder_of_its_own(
         assert found.state == {"job": A if step == 1 else B}
         snapshots.save(step, {"job": B}, store=True)
         snapshots.close()
-    assert (tmp_path / "own" / OWNER).read_text() == f"{B}\n"
+    assert owner(tmp_path / "own") == B
 
 
 def test_folder_without_its_owner_is_taken_over(
@@ -93,7 +108,7 @@ def test_folder_without_its_owner_is_taken_over(
     found = train(monkeypatch, B, folder, 1)
     assert found is not None
     assert (found.step, found.state) == (3, {"job": A})
-    assert (folder / OWNER).read_text() == f"{B}\n"
+    assert owner(folder) == B
 
 
 def test_process_outside_a_job_uses_any_folder_and_owns_none(
@@ -104,14 +119,125 @@ def test_process_outside_a_job_uses_any_folder_and_owns_none(
     train(monkeypatch, A, folder, 1)
     found = train(monkeypatch, "", folder, 1)
     assert found is not None
-    assert (folder / OWNER).read_text() == f"{A}\n"
+    assert owner(folder) == A
+
+
+def made_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+FOREIGN = {
+    "folder": Path.mkdir,
+    "file": lambda path: path.write_text(f"{A}\n"),
+    "empty file": Path.touch,
+    "bytes": lambda path: path.write_bytes(b"\xff\0\n"),
+    "link": lambda path: path.symlink_to(path.parent / "notes"),
+    "fifo": made_fifo,
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_file_of_another_program_with_the_name_of_the_owner_is_kept(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[[Path], object],
+) -> None:
+    folder.mkdir()
+    (folder / "notes").write_text("of the user")
+    make(folder / OWNER)
+    before = (folder / OWNER).lstat()
+    train(monkeypatch, B, folder, 2)
+    after = (folder / OWNER).lstat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_size,
+        before.st_mtime_ns,
+    )
+    assert (folder / "notes").read_text() == "of the user"
+    assert caplog.text.count("is no file of ElasticJob") == 1
+    assert str(folder / OWNER) in caplog.text
+
+
+@pytest.mark.parametrize("name", ["job", "owner"])
+def test_entries_of_the_user_are_no_owner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (folder / name).mkdir(parents=True)
+    train(monkeypatch, A, folder, 1)
+    assert owner(folder) == A
+
+
+def no_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+def test_folder_of_a_file_system_without_hard_links_has_an_owner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", no_links)
+    StorageFolder(folder, A).claim(is_first=True)
+    assert owner(folder) == A
+    assert [path.name for path in folder.iterdir()] == [OWNER]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_first_of_two_jobs_that_begin_together_gets_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Both have found the folder without an owner."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    real = os.fsync
+    told: list[str] = []
+
+    def claimed_meanwhile(fd: int) -> None:
+        real(fd)
+        if not told:
+            told.append(A)
+            StorageFolder(folder, A).claim(is_first=True)
+
+    monkeypatch.setattr(os, "fsync", claimed_meanwhile)
+    with pytest.raises(OtherOwner, match=f"those of job {A}"):
+        StorageFolder(folder, B).claim(is_first=True)
+    assert owner(folder) == A
+    assert [path.name for path in folder.iterdir()] == [OWNER]
+
+
+def test_owner_can_be_read_by_each_user_who_can_list_the_folder(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        StorageFolder(folder, A).claim(is_first=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((folder / OWNER).stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_owner_that_cannot_be_read_hides_no_snapshot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    train(monkeypatch, A, folder, 1)
+    real = storage_folder.opened
+
+    def fail(path: Path, *arguments: int) -> AbstractContextManager[int]:
+        if path.name == OWNER:
+            raise OSError(number, os.strerror(number))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(storage_folder, "opened", fail)
+    found = Snapshots(folder).restore()
+    assert found is not None
+    assert found.step == 1
+    with pytest.raises(SnapshotError, match=os.strerror(number)):  # the owner may be another job
+        train(monkeypatch, A, folder, 1)
 
 
 @pytest.mark.parametrize("keep", [0, 2])
 def test_write_to_a_folder_that_has_become_that_of_another_job_fails(
     folder: Path, keep: int
 ) -> None:
-    """As with two jobs that begin together: both have found the folder without an owner."""
+    """As after a restore that has found the folder without an owner."""
     told: list[int] = []
     part = Part(Version(1, 7), SHARED if keep else 0, 1, 0)
     StorageFolder(folder, A).claim(is_first=True)
