@@ -44,7 +44,7 @@ class Protocols(NamedTuple):
 
 
 OURS = Protocols(2, 2)
-"""Protocol 2 has `damage` and `owner` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
+"""Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
 `Exchange.STORED` after a demanded snapshot, and another decision on sharded state without parts of
 the ranks."""
 
@@ -270,6 +270,7 @@ class RestoreMessage(NamedTuple):
             newest one that they stored.
         damage: error of a part that is damaged, or that it cannot decode; empty without one.
         owner: job to which the storage belongs; empty if it is unknown.
+        job: this job, which a pod of an earlier operator does not know; empty if it is unknown.
     """
 
     offer: Offer
@@ -280,6 +281,7 @@ class RestoreMessage(NamedTuple):
     complete: int = layout.NO_STEP
     damage: str = ""
     owner: str = ""
+    job: str = ""
 
 
 def pack_message(message: RestoreMessage) -> bytes:

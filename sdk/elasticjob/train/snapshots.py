@@ -281,9 +281,11 @@ class Snapshots:
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
         self._check_settings(gang)
-        agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
+        agreed = agree(
+            gang, self._memory.buffers, self._store.folder, self._sharded, self._store.job
+        )
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
-        self._store.restored(agreed.stored, agreed.stored_at, agreed.owner)
+        self._store.restored(agreed)
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
             self._memory.remove_former(plan.version)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version

@@ -120,6 +120,7 @@ MESSAGE = RestoreMessage(
     complete=4,
     damage="bad",
     owner="a/b",
+    job="a/c",
 )
 
 
@@ -135,7 +136,7 @@ def test_records_of_the_protocol_keep_their_bytes() -> None:
     assert pack_record(SAVES, b"ab").startswith(bytes.fromhex("010a0000090000000700000000000000"))
     assert pack_message(MESSAGE) == (
         b'[[[[5, 9, -1, 2, 3, false, false]], [], [[5, 9, 1, 2, 3, true, true]]], "no", false, '
-        b'true, -1, 4, "bad", "a/b"]'
+        b'true, -1, 4, "bad", "a/b", "a/c"]'
     )
     assert unpack_message(memoryview(pack_message(MESSAGE))) == MESSAGE
 

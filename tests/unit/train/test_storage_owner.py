@@ -15,6 +15,8 @@ import pytest
 from elasticjob import layout
 from elasticjob.train import Restored, SnapshotError, Snapshots, storage_folder
 from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.exchange import Exchange, pack_message, unpack_message
+from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import OWNER, OtherOwner, StorageFolder
@@ -231,6 +233,45 @@ def test_owner_that_cannot_be_read_hides_no_snapshot(
     assert found.step == 1
     with pytest.raises(SnapshotError, match=os.strerror(number)):  # the owner may be another job
         train(monkeypatch, A, folder, 1)
+
+
+class OtherRank(Gang):
+    """Gang of two ranks, seen from rank 0; rank 1 knows `job` as its own."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__()
+        self.size, self._job = 2, job
+
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
+        mine = memoryview(bytearray(content))
+        if exchange is not Exchange.OFFERS:
+            return [mine, mine]
+        other = unpack_message(mine)._replace(job=self._job, owner="")
+        return [mine, memoryview(bytearray(pack_message(other)))]
+
+    def broadcast(self, body: Body | None, source: int) -> Body:
+        assert body is not None
+        return body
+
+
+@pytest.mark.parametrize(("mine", "other"), [("", B), (B, ""), (B, B)])
+def test_ranks_of_which_some_do_not_know_their_job_refuse_the_same_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mine: str, other: str
+) -> None:
+    """After an upgrade of the operator new pods alone have the variable. A rank that trains on
+    would wait for the others."""
+    train(monkeypatch, A, folder, 1)
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: OtherRank(other))
+    with pytest.raises(SnapshotError, match=ERROR):
+        train(monkeypatch, mine, folder, 1)
+
+
+def test_rank_that_does_not_know_its_job_stores_for_the_job_of_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: OtherRank(A))
+    train(monkeypatch, "", folder, 1)
+    assert owner(folder) == A
 
 
 @pytest.mark.parametrize("keep", [0, 2])
