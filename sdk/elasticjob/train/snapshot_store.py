@@ -12,13 +12,13 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticjob import layout, train
-from elasticjob.train.agreement import SnapshotError, Version
+from elasticjob.train.agreement import STORAGE, SnapshotError, Version
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.storage import StorageCall, StorageWriter
 from elasticjob.train.storage_folder import other_owner
 
 if TYPE_CHECKING:
-    from elasticjob.train.agreement import Part
+    from elasticjob.train.agreement import Part, Plan
     from elasticjob.train.gang import Gang
     from elasticjob.train.job import ReachedFile, Report
     from elasticjob.train.part_files import Body
@@ -208,6 +208,17 @@ class SnapshotStore:
     def is_of_other_job(self) -> bool:
         """True if the storage belongs to another job, on all ranks."""
         return bool(self.job) and self._owner not in ("", self.job)
+
+    def may_keep(self, plan: Plan) -> bool:
+        """Return True if the memory of the nodes may get the parts of this plan, on all ranks.
+
+        The memory has the snapshots of this job alone. A plan from storage without an owner, as of
+        an earlier version of the library, may be that of another job.
+        """
+        if not self.job or self._owner == self.job:
+            return True
+        is_ours = any(source.place != STORAGE for source in (plan.shared, *plan.own))
+        return is_ours and not self.is_of_other_job
 
     def check_owner(self) -> None:
         """Raise SnapshotError, on all ranks, if the storage belongs to another job."""

@@ -299,7 +299,7 @@ class Snapshots:
             return None
         shared, own = exchanged(gang, plan, bodies)
         self._memory.keep(plan.version)  # other ranks may not have read theirs yet
-        if not self._store.is_of_other_job:  # the memory has the snapshots of this job alone
+        if self._store.may_keep(plan):
             self._seed(plan, gang.rank, shared, own)
             is_same_size = len(plan.own) == gang.size
             if plan.own and is_same_size and self._replicates(gang):

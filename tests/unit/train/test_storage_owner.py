@@ -14,7 +14,8 @@ import pytest
 
 from elasticjob import layout
 from elasticjob.train import Restored, SnapshotError, Snapshots, storage_folder
-from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.agreement import MEMORY, SHARED, STORAGE, Part, Plan, Source, Version
+from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Exchange, pack_message, unpack_message
 from elasticjob.train.gang import Gang
 from elasticjob.train.part_files import Body
@@ -233,6 +234,67 @@ def test_owner_that_cannot_be_read_hides_no_snapshot(
     assert found.step == 1
     with pytest.raises(SnapshotError, match=os.strerror(number)):  # the owner may be another job
         train(monkeypatch, A, folder, 1)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "memory"
+    found.mkdir()
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(found))
+    return found
+
+
+def in_memory(memory: Path) -> list[int]:
+    return sorted({each.version.step for each in MemoryBuffers(memory, 0).parts()})
+
+
+def new_node(memory: Path) -> None:
+    shutil.rmtree(memory)
+    memory.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("owner_of_folder", "job", "steps"),
+    [(A, A, [1]), (A, B, []), ("", A, []), ("", "", [1]), (A, "", [1])],
+)
+def test_memory_gets_the_restored_snapshot_only_of_the_same_job(
+    folder: Path,
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner_of_folder: str,
+    job: str,
+    steps: list[int],
+) -> None:
+    """Storage without an owner, of an earlier version of the library, may be that of any job."""
+    train(monkeypatch, owner_of_folder, folder, 1)
+    new_node(memory)
+    monkeypatch.setenv(layout.JOB, job)
+    found = Snapshots(folder).restore()
+    assert found is not None
+    assert (found.step, found.place) == (1, "storage")
+    assert in_memory(memory) == steps
+
+
+def test_memory_gets_the_restored_snapshot_again_once_the_job_has_stored_one(
+    folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(monkeypatch, "", folder, 1)
+    monkeypatch.setenv(layout.JOB, A)
+    for restored in ([], [2]):  # the first store of the job makes it the owner
+        new_node(memory)
+        assert Snapshots(folder).restore() is not None
+        assert in_memory(memory) == restored
+        train(monkeypatch, A, folder, 1)
+
+
+@pytest.mark.parametrize(("place", "may_keep"), [(STORAGE, False), (MEMORY, True)])
+def test_snapshot_with_a_part_in_memory_is_of_the_same_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, may_keep: bool
+) -> None:
+    monkeypatch.setenv(layout.JOB, A)
+    part = Part(Version(1, 7), SHARED, 1, 0)
+    plan = Plan(Source(STORAGE, part, (0,)), (Source(place, part._replace(rank=0), (0,)),))
+    assert Snapshots(folder)._store.may_keep(plan) == may_keep
 
 
 class OtherRank(Gang):
