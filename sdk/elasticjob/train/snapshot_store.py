@@ -223,8 +223,16 @@ class SnapshotStore:
     def check_owner(self) -> None:
         """Raise SnapshotError, on all ranks, if the storage belongs to another job."""
         if self.is_of_other_job:
-            folder = "the storage" if self.folder is None else self.folder.folder
-            raise SnapshotError(f"{folder}: {other_owner(self._owner, self.job)}")
+            raise SnapshotError(self._of_other_job())
+
+    def warn_of_owner(self) -> None:
+        """Warn of storage of another job: its error comes after the first step, at each start."""
+        if self.is_of_other_job:
+            log.warning("%s. The first save() is an error", self._of_other_job())
+
+    def _of_other_job(self) -> str:
+        folder = "the storage" if self.folder is None else self.folder.folder
+        return f"{folder}: {other_owner(self._owner, self.job)}"
 
     def check_demanded(self, gang: Gang, store: bool) -> None:
         """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""

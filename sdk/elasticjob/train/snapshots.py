@@ -286,6 +286,8 @@ class Snapshots:
         )
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
         self._store.restored(agreed)
+        if gang.rank == 0:
+            self._store.warn_of_owner()
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
             self._memory.remove_former(plan.version)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -82,6 +83,23 @@ def test_job_that_saves_to_the_folder_of_another_one_is_refused_before_it_writes
     with pytest.raises(SnapshotError, match=ERROR):
         train(monkeypatch, B, folder, 1)
     assert content(folder) == before
+
+
+@pytest.mark.parametrize(("job", "lines"), [(A, 0), (B, 1), ("", 0)])
+def test_restore_from_the_folder_of_another_job_is_a_warning(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    job: str,
+    lines: int,
+) -> None:
+    """The error of `save` comes after a step, and again after each restart."""
+    train(monkeypatch, A, folder, 1)
+    monkeypatch.setenv(layout.JOB, job)
+    assert Snapshots(folder).restore() is not None
+    found = [each.getMessage() for each in caplog.records if "those of job" in each.getMessage()]
+    assert len(found) == lines
+    assert all(re.search(ERROR, text) and str(folder) in text for text in found)
 
 
 def test_other_job_may_restore_and_train_on_in_a_folder_of_its_own(
