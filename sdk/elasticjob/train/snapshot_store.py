@@ -114,12 +114,16 @@ class SnapshotStore:
     def begins(self, gang: Gang, step: int, has_ended: bool) -> None:
         """Record that the ranks store the snapshot of this step.
 
-        `has_ended`: no rank writes the last one any more.
+        Args:
+            has_ended: no rank writes the last one any more, and its part of rank 0 is looked up, or
+                that of this one: with `keep=1` rank 0 removes the last one once it has written this
+                one. False for a demanded one, which `confirm` looks up.
         """
+        version = Version(step, gang.number)
         is_first = gang.rank > 0 and self._lookup is None
         if is_first and has_ended and self._last is not None and self._writer is not None:
-            self._lookup = self._writer.lookup(self._last)
-        self._last = Version(step, gang.number)
+            self._lookup = self._writer.lookup(self._last, version)
+        self._last = version
         begun = layout.NO_STEP if self._reached is None else self._reached.begun
         self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()

@@ -451,7 +451,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(gang, step, has_ended=store_due)
+            self._store.begins(gang, step, has_ended=store_due and not store)
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)

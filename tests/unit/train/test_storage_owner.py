@@ -1,7 +1,8 @@
-"""Owner of a folder in storage: the job that wrote its snapshots."""
+"""Owner of a folder in storage, the job that wrote its snapshots, and the ranks that share it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from elasticjob import layout
-from elasticjob.train import Restored, SnapshotError, Snapshots, storage_folder
+from elasticjob.train import Restored, SnapshotError, Snapshots, storage, storage_folder
 from elasticjob.train.agreement import MEMORY, SHARED, STORAGE, Part, Plan, Source, Version
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Exchange, pack_message, unpack_message
 from elasticjob.train.gang import Gang
+from elasticjob.train.job import Report
 from elasticjob.train.part_files import Body
+from elasticjob.train.snapshot_store import SnapshotStore
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import OWNER, OtherOwner, StorageFolder
 
@@ -373,3 +376,55 @@ def test_write_to_a_folder_that_has_become_that_of_another_job_fails(
     shutil.rmtree(folder)
     StorageFolder(folder, B).claim(is_first=False)  # the rank with the shared part writes it
     assert not folder.exists()
+
+
+GANG = 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_demanded", "warnings"),
+    [((1,), False, 0), ((2,), False, 0), ((), False, 1), ((), True, 0)],
+    ids=["last one", "only the next one", "folder that is not shared", "demanded"],
+)
+def test_rank_looks_for_the_last_snapshot_of_rank_0_or_the_next_one(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stored: tuple[int, ...],
+    is_demanded: bool,
+    warnings: int,
+) -> None:
+    """With `keep=1` rank 0 may have written the next one, and removed the last one, before it.
+    A demanded one is looked up once rank 0 has written it."""
+    monkeypatch.setattr(storage, "_CACHE_SECONDS", (0.0,))
+    gang = Gang()
+    gang.rank, gang.size, gang.number = 1, 2, GANG
+    store = SnapshotStore(StorageFolder(folder), "", 1, 1, None, Report(), None)
+    store.begins(gang, 1, has_ended=True)
+    for step in stored:
+        part = Part(Version(step, GANG), SHARED, 0, 0)
+        StorageFolder(folder).store(part, Body(0, [memoryview(b"x")]))
+    store.begins(gang, 2, has_ended=not is_demanded)
+    if store._lookup is not None:
+        store._lookup.join()
+    store.tell()
+    assert caplog.text.count("lacks the part of rank 0") == warnings
+
+
+def test_demanded_snapshot_begins_no_lookup(
+    folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look for the part of rank 0 before rank 0 has written it, and a network file system
+    would go on to answer that there is none."""
+    told: list[bool] = []
+
+    def begins(_: SnapshotStore, gang: Gang, step: int, has_ended: bool) -> None:
+        told.append(has_ended)
+
+    monkeypatch.setattr(SnapshotStore, "begins", begins)
+    snapshots = Snapshots(folder, every_steps=1, store_every=1)
+    snapshots.restore()
+    snapshots.save(1, {"x": 1})
+    with contextlib.suppress(SnapshotError):
+        snapshots.save(2, {"x": 2}, store=True)
+    assert told == [True, False]
