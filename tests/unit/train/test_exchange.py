@@ -141,7 +141,7 @@ def test_records_of_the_protocol_keep_their_bytes() -> None:
     assert unpack_message(memoryview(pack_message(MESSAGE))) == MESSAGE
 
 
-NUMBERS = {
+NUMBERS: dict[type[enum.Enum], str] = {
     Call: "RESTORE=0 SAVE=1",
     End: "CLOSE=close PROCESS=process",
     Exchange: "SETTINGS=0 SETTINGS_TEXTS=1 OFFERS=2 READS=3 BEGIN=4 SHARDS=5 FOLDERS=6 ADDRESSES=7 "

@@ -150,7 +150,7 @@ def made_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-FOREIGN = {
+FOREIGN: dict[str, Callable[[Path], object]] = {
     "folder": Path.mkdir,
     "file": lambda path: path.write_text(f"{A}\n"),
     "empty file": Path.touch,
@@ -382,20 +382,18 @@ GANG = 7
 
 
 @pytest.mark.parametrize(
-    ("stored", "is_demanded", "warnings"),
-    [((1,), False, 0), ((2,), False, 0), ((), False, 1), ((), True, 0)],
-    ids=["last one", "only the next one", "folder that is not shared", "demanded"],
+    ("stored", "warnings"),
+    [((1,), 0), ((2,), 0), ((), 1)],
+    ids=["last one", "only the next one", "folder that is not shared"],
 )
 def test_rank_looks_for_the_last_snapshot_of_rank_0_or_the_next_one(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     stored: tuple[int, ...],
-    is_demanded: bool,
     warnings: int,
 ) -> None:
-    """With `keep=1` rank 0 may have written the next one, and removed the last one, before it.
-    A demanded one is looked up once rank 0 has written it."""
+    """With `keep=1` rank 0 may have written the next one, and removed the last one, before it."""
     monkeypatch.setattr(storage, "_CACHE_SECONDS", (0.0,))
     gang = Gang()
     gang.rank, gang.size, gang.number = 1, 2, GANG
@@ -404,9 +402,9 @@ def test_rank_looks_for_the_last_snapshot_of_rank_0_or_the_next_one(
     for step in stored:
         part = Part(Version(step, GANG), SHARED, 0, 0)
         StorageFolder(folder).store(part, Body(0, [memoryview(b"x")]))
-    store.begins(gang, 2, has_ended=not is_demanded)
-    if store._lookup is not None:
-        store._lookup.join()
+    store.begins(gang, 2, has_ended=True)
+    assert store._lookup is not None
+    store._lookup.join()
     store.tell()
     assert caplog.text.count("lacks the part of rank 0") == warnings
 
