@@ -755,6 +755,13 @@ def test_relative_storage_stays_where_it_is_after_a_change_of_the_working_direct
     assert restored("storage") == (3, "storage")
 
 
+def test_parent_of_a_link_in_the_path_of_storage_is_that_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("disk/run")
+    started(f"{tmp_path}/current/../storage").save(1, {"x": 1}, store=True)
+    assert restored(tmp_path / "disk" / "storage") == (1, "storage")
+
+
 @pytest.mark.parametrize("form", ["link", "relative"])
 def test_storage_by_another_path_is_the_same_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
