@@ -31,6 +31,8 @@ START_SECONDS = 60.0
 PHASE_SECONDS = 2.0
 """Duration of a phase; shorter than the rest of a 5 s lease when its renewal is due."""
 MOST_RESIDENT_MIB = 60.0
+MOST_TRIES = 5
+"""Maximum number of tries for each turn: on a busy machine no step may end within a phase."""
 
 
 class NoSteps(Exception):
@@ -89,15 +91,23 @@ def overhead(turns: Sequence[Turn]) -> float | None:
 
 
 def take_turns(steps: Path, agent: int, count: int) -> list[Turn]:
-    """Train alternately without and with the agent; pair each phase with both neighbours."""
+    """Train alternately without and with the agent; pair each phase with both neighbours.
+
+    A turn without such a pair is repeated.
+    """
     turns = []
     beside = _phase(steps)
-    for _ in range(count):
+    complete = 0
+    for _ in range(MOST_TRIES * count):
+        if complete == count:
+            break
         os.kill(agent, signal.SIGSTOP)
         alone = _phase(steps)
         os.kill(agent, signal.SIGCONT)
         before, beside = beside, _phase(steps)
-        turns += [Turn(alone, with_it) for with_it in (before, beside) if alone and with_it]
+        found = [Turn(alone, with_it) for with_it in (before, beside) if alone and with_it]
+        complete += bool(found)
+        turns += found
     return turns
 
 

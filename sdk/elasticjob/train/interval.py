@@ -164,7 +164,8 @@ class Interval:
         if self._every_steps is not None:
             return self._every_steps
         if self._every_seconds is not None:
-            return steps_between(self._every_seconds, steps, seconds)
+            # The steps before the first snapshot may be those of another training, done elsewhere.
+            return 1 if cost is None else steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
         if cost is None or steps < 1:

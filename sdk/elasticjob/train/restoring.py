@@ -77,23 +77,23 @@ class Agreed(NamedTuple):
     job: str
 
 
-def check_group(environ: Mapping[str, str]) -> None:
-    """Raise SnapshotError without a process group if the environment names several ranks.
+def check_group(gang: Gang, environ: Mapping[str, str]) -> None:
+    """Check in `save` that the ranks have restored together.
 
-    They would restore, and save, as gangs of one rank, each another version.
+    Otherwise they would save, and restore after a fault, as gangs of one rank, each another
+    version. A process that restores alone, as for an evaluation, does not save.
+
+    Raises:
+        SnapshotError: the process group has another number of ranks than at the restore; or there
+            is none, and the environment names several ranks.
     """
-    ranks = environ.get("WORLD_SIZE", "")
-    if group_size() is None and ranks.isdecimal() and int(ranks) > 1:
+    ranks, named = group_size(), environ.get("WORLD_SIZE", "")
+    if ranks is None and gang.size == 1 and named.isdecimal() and int(named) > 1:
         raise SnapshotError(
-            f"restore() was called without a process group, and WORLD_SIZE={ranks} names {ranks} "
-            "ranks, which restore together: call restore() after init_process_group(), or set "
-            "WORLD_SIZE=1 in the environment of a process that trains alone"
+            f"save() was called without a process group, and WORLD_SIZE={named} names {named} "
+            "ranks, which save and restore together: call restore() after init_process_group(), "
+            "or set WORLD_SIZE=1 in the environment of a process that trains alone"
         )
-
-
-def check_group_size(gang: Gang) -> None:
-    """Raise SnapshotError if the process group has another number of ranks than at the restore."""
-    ranks = group_size()
     if ranks not in (None, gang.size):
         raise SnapshotError(
             f"the process group of save() has {ranks} ranks, and restore() was called with "

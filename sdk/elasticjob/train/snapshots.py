@@ -66,7 +66,6 @@ from elasticjob.train.restoring import (
     agree,
     assembled,
     check_group,
-    check_group_size,
     check_size,
 )
 from elasticjob.train.sharding import split
@@ -273,10 +272,8 @@ class Snapshots:
         Raises:
             SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
                 snapshots of sharded state are of another number of ranks; a distributed tensor
-                has another shape; the ranks have created Snapshots with other arguments; or there
-                are several ranks, and no process group.
+                has another shape; or the ranks have created Snapshots with other arguments.
         """
-        check_group(os.environ)
         self._end_former()
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
@@ -362,8 +359,8 @@ class Snapshots:
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage; or
                 the ranks have called with another step, or only some with `store` or `rank_state`;
-                the process group has another number of ranks than at the restore; or the storage
-                belongs to another job.
+                the process group has another number of ranks than at the restore, or there is
+                none, and several ranks; or the storage belongs to another job.
             RuntimeError: `restore` was not called; another Snapshots in this process, or another
                 process of this local rank, saves to the same folder; or a parameter created in
                 `skip_initialization` has no value.
@@ -371,7 +368,7 @@ class Snapshots:
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        check_group_size(gang)
+        check_group(gang, os.environ)
         try:
             return self._saved(gang, step, state, rank_state, store)
         except SnapshotError as error:

@@ -94,8 +94,8 @@ class StorageFolder:
     _has_warned = False
 
     def __init__(self, folder: Path, job: str = "") -> None:
-        self.place = os.path.abspath(folder)  # noqa: PTH100
-        self.folder = Path(self.place)
+        self.folder = Path(os.getcwd(), folder)  # noqa: PTH109
+        self.place = os.path.abspath(self.folder)  # noqa: PTH100
         self.job = job
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
