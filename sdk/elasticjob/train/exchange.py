@@ -34,13 +34,19 @@ SAME_CALLS = "all ranks must make the same calls, with the same values"
 
 
 class Protocols(NamedTuple):
-    """Oldest and newest protocol that a library can use. A protocol is all later records."""
+    """Oldest and newest protocol that a library can use.
+
+    A protocol is all later records, their order, and the decisions that each rank takes from them.
+    """
 
     oldest: int
     newest: int
 
 
-OURS = Protocols(1, 1)
+OURS = Protocols(2, 2)
+"""Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
+`Exchange.STORED` after a demanded snapshot, and another decision on sharded state without parts of
+the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:
@@ -264,6 +270,7 @@ class RestoreMessage(NamedTuple):
             newest one that they stored.
         damage: error of a part that is damaged, or that it cannot decode; empty without one.
         owner: job to which the storage belongs; empty if it is unknown.
+        job: this job, which a pod of an earlier operator does not know; empty if it is unknown.
     """
 
     offer: Offer
@@ -274,6 +281,7 @@ class RestoreMessage(NamedTuple):
     complete: int = layout.NO_STEP
     damage: str = ""
     owner: str = ""
+    job: str = ""
 
 
 def pack_message(message: RestoreMessage) -> bytes:

@@ -483,9 +483,9 @@ def _written(fd: int, views: list[memoryview], offset: int) -> int:
 
 
 @contextlib.contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
+def opened(path: Path, flags: int, mode: int = _MODE) -> Iterator[int]:
     """Open a path that must be no link; close its descriptor at the end of the context."""
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         yield fd
     finally:

@@ -65,6 +65,7 @@ class Agreed(NamedTuple):
         stored: newest snapshots in storage up to the restored step, the same on all ranks.
         stored_at: UTC time of the newest complete snapshot in storage; 0 if it is unknown.
         owner: job to which the storage belongs, the same on all ranks; empty if it is unknown.
+        job: this job, the same on all ranks; empty if no rank knows it.
     """
 
     plan: Plan | None
@@ -73,6 +74,7 @@ class Agreed(NamedTuple):
     stored: InStorage
     stored_at: float
     owner: str
+    job: str
 
 
 def check_group(gang: Gang, environ: Mapping[str, str]) -> None:
@@ -100,9 +102,17 @@ def check_group(gang: Gang, environ: Mapping[str, str]) -> None:
 
 
 def agree(
-    gang: Gang, memory: MemoryBuffers | None, storage: StorageFolder | None, is_sharded: bool
+    gang: Gang,
+    memory: MemoryBuffers | None,
+    storage: StorageFolder | None,
+    is_sharded: bool,
+    job: str,
 ) -> Agreed:
-    """Agree on a plan whose readers have verified their parts. Raises SnapshotError."""
+    """Agree on a plan whose readers have verified their parts. Raises SnapshotError.
+
+    Args:
+        job: this job, as far as this rank knows.
+    """
     reads = _Reads(gang.rank, memory, storage)
     known = InStorage() if memory is None else in_storage_of(memory.folder)
     is_patient = False
@@ -117,6 +127,7 @@ def agree(
             *known,
             reads.damage(),
             stored.owner,
+            job,
         )
         told = gang.gather(Exchange.OFFERS, pack_message(mine))
         messages = [unpack_message(content) for content in told]
@@ -139,8 +150,9 @@ def agree(
             _warn_of_damage(messages, gang.rank, stored)
             _check_storage(plan, messages, gang.rank)
             owner = next((each.owner for each in messages if each.owner), "")
+            name = next((each.job for each in messages if each.job), "")
             newest = _newest_stored(plan, messages)
-            return Agreed(plan, bodies, offers, newest, stored.at, owner)
+            return Agreed(plan, bodies, offers, newest, stored.at, owner, name)
 
 
 def check_size(gang: Gang, offers: list[Offer], is_sharded: bool) -> None:

@@ -12,16 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticjob import layout, train
-from elasticjob.train.agreement import SnapshotError, Version
+from elasticjob.train.agreement import STORAGE, SnapshotError, Version
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.storage import StorageCall, StorageWriter
 from elasticjob.train.storage_folder import other_owner
 
 if TYPE_CHECKING:
-    from elasticjob.train.agreement import Part
+    from elasticjob.train.agreement import Part, Plan
     from elasticjob.train.gang import Gang
-    from elasticjob.train.job import InStorage, ReachedFile, Report
+    from elasticjob.train.job import ReachedFile, Report
     from elasticjob.train.part_files import Body
+    from elasticjob.train.restoring import Agreed
     from elasticjob.train.storage_folder import StorageFolder
 
 log = logging.getLogger("elasticjob.train")
@@ -32,7 +33,7 @@ class SnapshotStore:
 
     Args:
         folder: the storage; None if this rank has none.
-        job: this job; empty if it is unknown.
+        job: this job, as far as this rank knows; empty if it is unknown.
         keep: number of complete snapshots.
         every_steps: least number of steps between two of them, without `every_seconds`.
         every_seconds: alternatively the least time between two of them.
@@ -51,7 +52,7 @@ class SnapshotStore:
         reached: ReachedFile | None,
     ) -> None:
         self.folder = folder
-        self._job, self._owner = job, ""
+        self.job, self._owner = job, ""
         self.is_shared = folder is not None
         """True if any rank has storage; before the ranks have agreed, if this one has."""
         self.complete_step = layout.NO_STEP
@@ -94,25 +95,35 @@ class SnapshotStore:
         """Return True while a write is in progress, after a short wait if the next one is due."""
         return self._writer is not None and self._writer.is_busy(is_due)
 
-    def restored(self, stored: InStorage, at: float, owner: str) -> None:
-        """Begin at the newest snapshots in storage, the time of the last one, and their owner."""
-        self._owner = owner
+    def restored(self, agreed: Agreed) -> None:
+        """Begin at the newest snapshots in storage, and the time of the last one.
+
+        Take the job and the owner of the storage on which the ranks have agreed: one that does not
+        know its job would make other calls than those that do.
+        """
+        self.job, self._owner = agreed.job, agreed.owner
+        if self.folder is not None:
+            self.folder.job = agreed.job
         self._last = self._lookup = None
-        self._step = max(stored.begun, 0)
-        self._at = 0.0 if self._every_seconds is None else at
+        self._step = max(agreed.stored.begun, 0)
+        self._at = 0.0 if self._every_seconds is None else agreed.stored_at
         self._former = None
         if self._reached is not None:
-            self._reached.begun, self._reached.complete = stored
+            self._reached.begun, self._reached.complete = agreed.stored
 
     def begins(self, gang: Gang, step: int, has_ended: bool) -> None:
         """Record that the ranks store the snapshot of this step.
 
-        `has_ended`: no rank writes the last one any more.
+        Args:
+            has_ended: no rank writes the last one any more, and its part of rank 0 is looked up, or
+                that of this one: with `keep=1` rank 0 removes the last one once it has written this
+                one. False for a demanded one, which `confirm` looks up.
         """
+        version = Version(step, gang.number)
         is_first = gang.rank > 0 and self._lookup is None
         if is_first and has_ended and self._last is not None and self._writer is not None:
-            self._lookup = self._writer.lookup(self._last)
-        self._last = Version(step, gang.number)
+            self._lookup = self._writer.lookup(self._last, version)
+        self._last = version
         begun = layout.NO_STEP if self._reached is None else self._reached.begun
         self._former = self._step, self._at, begun
         self._step, self._at = step, time.time()
@@ -200,13 +211,32 @@ class SnapshotStore:
     @property
     def is_of_other_job(self) -> bool:
         """True if the storage belongs to another job, on all ranks."""
-        return bool(self._job) and self._owner not in ("", self._job)
+        return bool(self.job) and self._owner not in ("", self.job)
+
+    def may_keep(self, plan: Plan) -> bool:
+        """Return True if the memory of the nodes may get the parts of this plan, on all ranks.
+
+        The memory has the snapshots of this job alone. A plan from storage without an owner, as of
+        an earlier version of the library, may be that of another job.
+        """
+        if not self.job or self._owner == self.job:
+            return True
+        is_ours = any(source.place != STORAGE for source in (plan.shared, *plan.own))
+        return is_ours and not self.is_of_other_job
 
     def check_owner(self) -> None:
         """Raise SnapshotError, on all ranks, if the storage belongs to another job."""
         if self.is_of_other_job:
-            folder = "the storage" if self.folder is None else self.folder.folder
-            raise SnapshotError(f"{folder}: {other_owner(self._owner, self._job)}")
+            raise SnapshotError(self._of_other_job())
+
+    def warn_of_owner(self) -> None:
+        """Warn of storage of another job: its error comes after the first step, at each start."""
+        if self.is_of_other_job:
+            log.warning("%s. The first save() is an error", self._of_other_job())
+
+    def _of_other_job(self) -> str:
+        folder = "the storage" if self.folder is None else self.folder.folder
+        return f"{folder}: {other_owner(self._owner, self.job)}"
 
     def check_demanded(self, gang: Gang, store: bool) -> None:
         """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""

@@ -278,9 +278,13 @@ class Snapshots:
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
         self._check_settings(gang)
-        agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
+        agreed = agree(
+            gang, self._memory.buffers, self._store.folder, self._sharded, self._store.job
+        )
         plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
-        self._store.restored(agreed.stored, agreed.stored_at, agreed.owner)
+        self._store.restored(agreed)
+        if gang.rank == 0:
+            self._store.warn_of_owner()
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
             self._memory.remove_former(plan.version)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
@@ -294,7 +298,7 @@ class Snapshots:
             return None
         shared, own = exchanged(gang, plan, bodies)
         self._memory.keep(plan.version)  # other ranks may not have read theirs yet
-        if not self._store.is_of_other_job:  # the memory has the snapshots of this job alone
+        if self._store.may_keep(plan):
             self._seed(plan, gang.rank, shared, own)
             is_same_size = len(plan.own) == gang.size
             if plan.own and is_same_size and self._replicates(gang):
@@ -444,7 +448,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(gang, step, has_ended=store_due)
+            self._store.begins(gang, step, has_ended=store_due and not store)
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)

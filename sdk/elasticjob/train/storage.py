@@ -273,9 +273,9 @@ class StorageWriter:
             "folder that all nodes share, not one on a disk of each node"
         )
 
-    def lookup(self, version: Version) -> StorageCall[bool]:
-        """Look for the shared part of a version in the background."""
-        lookup = StorageCall(functools.partial(_is_seen, self._storage, version))
+    def lookup(self, *versions: Version) -> StorageCall[bool]:
+        """Look for the shared part of any of these versions in the background, in their order."""
+        lookup = StorageCall(functools.partial(_is_seen, self._storage, versions))
         lookup.start()
         return lookup
 
@@ -331,10 +331,12 @@ class StoredOffer:
         self.trouble = f"{getattr(self._storage, 'folder', '')}: {reason_of(error)}"
 
 
-def _is_seen(storage: StorageFolder, version: Version, moved: Callable[[], None]) -> bool:
+def _is_seen(
+    storage: StorageFolder, versions: tuple[Version, ...], moved: Callable[[], None]
+) -> bool:
     """Return True once the shared part of a version is seen, which another node has written."""
     for seconds in _CACHE_SECONDS:
-        if storage.shared_part(version) is not None:
+        if any(storage.shared_part(version) is not None for version in versions):
             return True
         moved()
         time.sleep(seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import shutil
@@ -27,12 +28,18 @@ from elasticjob.train.part_files import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+log = logging.getLogger("elasticjob.train")
+
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
-OWNER = "job"
+OWNER = ".elasticjob-owner"
 """Name of the file with the job to which the folder belongs."""
+_OWNER_FORMAT = "elasticjob-owner 1"
+"""First line of that file; namespace and name of the job are the second one."""
 _OWNER_BYTES = 1000
+_OWNER_MODE = 0o644
+"""Each user who can list the folder can see to which job it belongs."""
 _PART = re.compile(r"shared|rank-\d+")
 """Names of the files with a part. A file gets its name once its content and record are on disk."""
 
@@ -84,13 +91,18 @@ class StorageFolder:
         place: the same, without symbolic links once it has been read.
     """
 
+    _has_warned = False
+
     def __init__(self, folder: Path, job: str = "") -> None:
         self.folder = Path(os.getcwd(), folder)  # noqa: PTH109
         self.place = os.path.abspath(self.folder)  # noqa: PTH100
         self.job = job
 
     def scan(self, moved: Callable[[], None] = no_report) -> Stored:
-        """Return the content. Raises OSError if the folder exists and cannot be read."""
+        """Return the content. Raises OSError if the folder exists and cannot be read.
+
+        The owner is unknown if its file cannot be read: `claim` raises that error.
+        """
         self.place = os.path.realpath(self.folder)
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
@@ -105,7 +117,10 @@ class StorageFolder:
         newest = complete_versions(found)[-1:]
         paths = [path for part, path in found.items() if part.version in newest]
         at = max(map(_changed_at, paths), default=0.0)
-        return Stored(found, unreadable, damaged, self._owner(), at)
+        owner = None
+        with contextlib.suppress(OSError):
+            owner = self._owner()
+        return Stored(found, unreadable, damaged, owner or "", at)
 
     def claim(self, is_first: bool) -> None:
         """Check that the folder belongs to this job, or to none.
@@ -120,35 +135,59 @@ class StorageFolder:
         if not self.job:
             return
         owner = self._owner()
-        if not owner and is_first:
+        if owner is None and is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             owner = self._claimed()
-        if owner not in ("", self.job):
+        if owner == "" and is_first and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s is no file of ElasticJob, and is not overwritten: move it, so that the "
+                "snapshots belong to this job. Until then another job can remove them",
+                self.folder / OWNER,
+            )
+        if owner and owner != self.job:
             raise OtherOwner(owner, self.job)
 
-    def _claimed(self) -> str:
-        """Write the file with the owner; return the owner."""
-        draft = self.folder / f".{OWNER}.{os.urandom(4).hex()}"
+    def _claimed(self) -> str | None:
+        """Write the file with the owner, unless there is one; return the owner.
+
+        Of two jobs that begin together the first one gets the folder; the later one on a file
+        system without hard links.
+        """
+        path = self.folder / OWNER
+        draft = path.with_name(f"{OWNER}.{os.urandom(4).hex()}")
         try:
-            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-                os.pwrite(fd, f"{self.job}\n".encode(), 0)
+            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, _OWNER_MODE) as fd:
+                os.pwrite(fd, f"{_OWNER_FORMAT}\n{self.job}\n".encode(), 0)
                 os.fsync(fd)
-            os.replace(draft, self.folder / OWNER)  # noqa: PTH105
-        except OSError:
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                pass
+            except OSError:
+                if self._owner() is None:
+                    os.replace(draft, path)  # noqa: PTH105
+        finally:
             with contextlib.suppress(OSError):
                 os.unlink(draft)  # noqa: PTH108
-            raise
-        return self._owner()  # of two jobs that begin together the later one
+        return self._owner()
 
-    def _owner(self) -> str:
-        """Return the job to which the folder belongs; empty if it belongs to none."""
+    def _owner(self) -> str | None:
+        """Return the job to which the folder belongs; None without the file that names it.
+
+        Empty if something else has the name of that file.
+        """
         try:
-            with opened(self.folder / OWNER, os.O_RDONLY) as fd:
-                return os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip()
+            with opened(self.folder / OWNER, os.O_RDONLY | os.O_NONBLOCK) as fd:
+                text = os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace")
         except OSError as error:
-            if error.errno in _ABSENT:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            if error.errno in (*_ABSENT, errno.ESPIPE):
                 return ""
             raise
+        first, _, job = text.partition("\n")
+        return job.strip() if first == _OWNER_FORMAT else ""
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts that can be read. Raises OSError as `scan` does."""

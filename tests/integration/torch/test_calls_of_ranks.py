@@ -319,8 +319,9 @@ print(json.dumps([json.loads((top / f"error-{rank}").read_text()) for rank in (0
     ("other", "expected"),
     [
         ("0.1.0", ["RuntimeError: ", "SnapshotError: rank 0 has an older version of the elast"]),
-        ("[2, 3]", ["SnapshotError: rank 1 has an older version of the elasticjob library"] * 2),
-        ("[1, 3]", [1, 1]),
+        ("[1, 1]", ["SnapshotError: rank 0 has an older version of the elasticjob library"] * 2),
+        ("[3, 4]", ["SnapshotError: rank 1 has an older version of the elasticjob library"] * 2),
+        ("[1, 3]", [2, 2]),
     ],
 )
 def test_nodes_with_two_versions_of_the_library_use_a_common_protocol_or_fail(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import struct
 
 import pytest
 
 from elasticjob.train import SnapshotError
+from elasticjob.train.agreement import SHARED, Missing, Offer, Part, Version
 from elasticjob.train.exchange import (
     FIRST_BYTES,
     INLINE_BYTES,
@@ -14,19 +16,24 @@ from elasticjob.train.exchange import (
     RECORD_BYTES,
     Begin,
     Call,
+    End,
     Exchange,
     Header,
     Proposal,
     Protocols,
+    RestoreMessage,
     check_calls,
     common_protocol,
     inline_content,
     pack_first,
+    pack_message,
     pack_record,
     unpack_begins,
     unpack_header,
+    unpack_message,
     unpack_proposals,
 )
+from elasticjob.train.replicas import State
 
 
 def test_first_record_keeps_the_form_that_later_libraries_read() -> None:
@@ -53,10 +60,15 @@ def test_newest_protocol_that_all_ranks_can_use_is_used(
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (pack_first(Protocols(2, 3)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
-        (pack_first(OURS), pack_first(Protocols(2, 3)), r"older .* \(1 to 1 and 2 to 3\): install"),
-        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 1 to 1\)"),
-        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 1 to 1\)"),
+        (pack_first(Protocols(3, 4)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
+        (pack_first(OURS), pack_first(Protocols(3, 4)), r"older .* \(2 to 2 and 3 to 4\): install"),
+        (
+            pack_first(Protocols(1, 1)),
+            pack_first(OURS),
+            r"rank 0 .* \(1 to 1 and 2 to 2\): install",
+        ),
+        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 2 to 2\)"),
+        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 2 to 2\)"),
     ],
 )
 def test_ranks_without_a_common_protocol_are_an_error(
@@ -100,17 +112,49 @@ def test_ranks_in_different_calls_are_an_error(other: Header, text: str) -> None
         check_calls([SAVES, other])
 
 
+SHARED_PART = Part(Version(5, 9), SHARED, 2, 3)
+MESSAGE = RestoreMessage(
+    Offer((SHARED_PART,), (), (SHARED_PART._replace(rank=1, reshards=True, at_stop=True),)),
+    trouble="no",
+    is_listed=True,
+    complete=4,
+    damage="bad",
+    owner="a/b",
+    job="a/c",
+)
+
+
 def test_records_of_the_protocol_keep_their_bytes() -> None:
     """A change needs another protocol: nodes with both libraries meet during a rolling update."""
     proposal = Proposal(True, False, 5, 2, False, True, False, 3, -1)
     begin = Begin(7, True, False, True, False, -1, 9)
-    assert Protocols(1, 1) == OURS
+    assert Protocols(2, 2) == OURS
     assert proposal.packed() == bytes.fromhex("0100050000000000000002" + "00010003" + "ff" * 8)
     assert begin.packed() == bytes.fromhex("07000000" + "01000100" + "ff" * 8 + "09" + "00" * 7)
     assert unpack_proposals([proposal.packed()] * 2) == [proposal] * 2
     assert unpack_begins([begin.packed()]) == [begin]
     assert pack_record(SAVES, b"ab").startswith(bytes.fromhex("010a0000090000000700000000000000"))
-    assert [int(each) for each in Exchange] == list(range(13))
+    assert pack_message(MESSAGE) == (
+        b'[[[[5, 9, -1, 2, 3, false, false]], [], [[5, 9, 1, 2, 3, true, true]]], "no", false, '
+        b'true, -1, 4, "bad", "a/b", "a/c"]'
+    )
+    assert unpack_message(memoryview(pack_message(MESSAGE))) == MESSAGE
+
+
+NUMBERS: dict[type[enum.Enum], str] = {
+    Call: "RESTORE=0 SAVE=1",
+    End: "CLOSE=close PROCESS=process",
+    Exchange: "SETTINGS=0 SETTINGS_TEXTS=1 OFFERS=2 READS=3 BEGIN=4 SHARDS=5 FOLDERS=6 ADDRESSES=7 "
+    "COPIES=8 HOLD=9 PROPOSALS=10 STORED=11 OWN_PARTS=12",
+    Missing: "MEMORY=1 STORAGE=2 CHANGED=4",
+    State: "IDLE=0 RUNNING=1 DONE=2 FAILED=3",
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_in_records_keep_their_meaning(kind: type[enum.Enum]) -> None:
+    assert " ".join(f"{each.name}={each.value}" for each in kind) == NUMBERS[kind]
+    assert Protocols(2, 2) == OURS, "other numbers need another protocol"
 
 
 @pytest.mark.parametrize(("field", "name"), [("has_rank_state", "rank_state"), ("stores", "store")])
