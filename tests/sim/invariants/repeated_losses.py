@@ -8,13 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.records.codec import decode
-from elasticjob_rendezvous.protocol.records.members import CauseKind, Member, Round, RoundState
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    LossRow,
+    Member,
+    Round,
+    RoundState,
+)
 from elasticjob_rendezvous.protocol.records.roster import legal_size
 
 if TYPE_CHECKING:
     from tests.sim.invariants.checker import Checker
 
 TRAINED_SECONDS = 60.0
+KEPT_ROUNDS = 10
+NEWS_SECONDS = 1.0
+"""Maximum time until the coordinator knows of a registration, without a fault."""
 TOLERANCE_SECONDS = 0.01
 
 
@@ -70,8 +79,10 @@ def _check_counted(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _check_kept(checker: Checker, before: Round, after: Round) -> None:
-    """Check that no row ends before a round has trained with its member."""
+    """Check that no row ends before a round has trained with its member, or while it is present."""
     ended = {row.member for row in before.losses} - {row.member for row in after.losses}
+    if after.number > before.number:
+        ended -= {row.member for row in before.losses if _is_old(checker, row, before.number)}
     if not ended:
         return
     roster = checker.sealed.get(after.number)
@@ -79,3 +90,9 @@ def _check_kept(checker: Checker, before: Round, after: Round) -> None:
     lasted = checker.world.now - checker.sealed_at.get(after.number, checker.world.now)
     trained = after.state is RoundState.FINAL and lasted >= TRAINED_SECONDS and ended <= seated
     checker.need(trained, "losses are counted", f"the rows of {ended} ended: {after}")
+
+
+def _is_old(checker: Checker, row: LossRow, number: int) -> bool:
+    """Return True if the row may end at the end of round `number`: its member did not return."""
+    absent = checker.registered_seconds(row.member) < NEWS_SECONDS or checker.is_disturbed()
+    return number - row.round > KEPT_ROUNDS and absent

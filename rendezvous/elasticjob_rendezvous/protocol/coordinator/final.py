@@ -135,7 +135,8 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
     elif failures and cause.kind is CauseKind.FAILURE:
         pending = (*pending, number)
     roster = snapshot.view.rosters.get(number)
-    losses = repeated_losses.after_loss(current, cause, roster, snapshot.clock.utc_ms)
+    present, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
+    losses = repeated_losses.after_loss(current, cause, roster, present, utc_ms)
     cause = repeated_losses.explained(cause, losses, roster, snapshot.bounds)
     _note_detection(snapshot, memory, judgement)
     again = replace(

@@ -8,10 +8,11 @@ doubles with each loss. Others do not wait for it; a gang that cannot form witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
@@ -65,11 +66,12 @@ def delay_seconds(row: LossRow, bounds: RendezvousParams) -> float:
 
 
 def after_loss(
-    current: Round, cause: Cause, ended: Roster | None, utc_ms: int
+    current: Round, cause: Cause, ended: Roster | None, present: Container[str], utc_ms: int
 ) -> tuple[LossRow, ...]:
-    """Return the rows after the end of round `ended` for this cause.
+    """Return the rows after the end of round `ended` for this cause; `present` ids are registered.
 
-    The loss of more than half of a gang is not counted: its cause is etcd or the network.
+    The loss of more than half of a gang is not counted: its cause is etcd or the network. The row
+    of an absent member, as of a replaced pod, ends when its round is no longer kept.
     """
     lost = _lost(cause, ended)
     if ended is None or 2 * len(lost) > len(ended.seats):
@@ -84,7 +86,13 @@ def after_loss(
             round=ended.number,
             last_ms=utc_ms,
         )
-    return _bounded(rows)
+    gone = {row.member for row in rows.values() if _is_gone(row, ended, present)}
+    kept = {
+        member: row
+        for member, row in rows.items()
+        if member not in gone or ended.number - row.round <= KEPT_ROUNDS
+    }
+    return _bounded(kept, gone)
 
 
 def explained(
@@ -128,6 +136,8 @@ def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> f
     A round has trained once it has lasted, and a worker reported a step of it. Without any report
     of steps in this job the duration is enough.
     """
+    if not current.losses:
+        return frozenset()
     seated = {assignment.id for assignment in roster.seats}
     ended = frozenset(row.member for row in current.losses if row.member in seated)
     started = ("state", current.number, RoundState.FINAL)
@@ -141,13 +151,14 @@ def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> f
 
 def lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
     """Yield the rows of members lost again that had no rank since: `roster` is the last one."""
-    for row in current.losses:
-        admitted = (
-            roster is not None
-            and roster.number > row.round
-            and roster.assignment(row.member) is not None
-        )
-        if row.times > 1 and not admitted:
+    again = [row for row in current.losses if row.times > 1]
+    if not again:
+        return
+    seats = () if roster is None else roster.seats
+    seated = {assignment.id for assignment in seats}
+    for row in again:
+        admitted = roster is not None and roster.number > row.round and row.member in seated
+        if not admitted:
             yield row
 
 
@@ -164,10 +175,22 @@ def _lost(cause: Cause, ended: Roster | None) -> list[RankAssignment]:
     return [assignment for assignment in ended.seats if assignment.name in names]
 
 
-def _bounded(rows: Mapping[str, LossRow]) -> tuple[LossRow, ...]:
-    """Return at most `MAX_ROWS` rows: the longest, of equal ones the latest, in order of time."""
+def _is_gone(row: LossRow, ended: Roster, present: Container[str]) -> bool:
+    """Return True if the member was lost in an earlier round and has not returned."""
+    return row.round < ended.number and row.member not in present
+
+
+def _bounded(rows: Mapping[str, LossRow], gone: Container[str]) -> tuple[LossRow, ...]:
+    """Return at most `MAX_ROWS` rows, in order of time.
+
+    Rows of members that are `gone` are dropped first, then the shortest, of equal ones the oldest.
+    """
     order = {member: index for index, member in enumerate(rows)}
-    kept = sorted(rows.values(), key=lambda row: (row.times, order[row.member]))[-MAX_ROWS:]
+
+    def value(row: LossRow) -> tuple[bool, int, int]:
+        return row.member not in gone, row.times, order[row.member]
+
+    kept = sorted(rows.values(), key=value)[-MAX_ROWS:]
     return tuple(sorted(kept, key=lambda row: order[row.member]))
 
 

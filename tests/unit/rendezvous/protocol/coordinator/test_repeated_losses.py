@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from elasticjob_rendezvous.protocol.coordinator.repeated_losses import (
     delay_seconds,
     explained,
 )
+from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
@@ -31,7 +33,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import Roster, seal
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, seal
 from tests.unit.rendezvous.builders import UTC_MS, Job, a_member, a_round, identity
 
 WAITING, RUNNING = MemberState.WAITING, MemberState.RUNNING
@@ -41,6 +43,10 @@ LOSS = CauseKind.LOSS
 
 def row(name: str, times: int, round: int = 1, **fields: Any) -> LossRow:
     return LossRow(identity(name), name, times, round, **{"first_ms": UTC_MS, **fields})
+
+
+def ids(*names: str) -> tuple[str, ...]:
+    return tuple(identity(name) for name in names)
 
 
 def roster(*names: str, number: int = 1) -> Roster:
@@ -64,38 +70,84 @@ def test_delay_is_a_lease_from_the_second_loss_on_and_doubles(times: int, second
 
 def test_losses_of_a_member_are_counted_with_their_times() -> None:
     current = a_round(3, losses=(row("b", 1, 1), row("c", 4, 1)))
-    found = after_loss(current, lost("b"), roster("a", "b", number=3), UTC_MS + 9_000)
+    found = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS + 9_000)
     assert found == (row("c", 4, 1), row("b", 2, 3, last_ms=UTC_MS + 9_000))
-    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), UTC_MS)
+    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), (), UTC_MS)
     assert first == row("b", 1, 3, last_ms=UTC_MS)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not LOSS])
 def test_rounds_that_end_for_another_cause_count_no_loss(kind: CauseKind) -> None:
-    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), UTC_MS) == ()
+    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), (), UTC_MS) == ()
 
 
 def test_member_without_rank_is_not_counted_as_lost() -> None:
-    assert after_loss(a_round(3), lost("c"), roster("a", "b"), UTC_MS) == ()
-    assert after_loss(a_round(3), lost("b"), None, UTC_MS) == ()
+    assert after_loss(a_round(3), lost("c"), roster("a", "b"), (), UTC_MS) == ()
+    assert after_loss(a_round(3), lost("b"), None, (), UTC_MS) == ()
 
 
 def test_loss_of_most_of_a_gang_is_not_counted() -> None:
     """An outage of etcd, or of the network, says nothing about a member."""
-    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), UTC_MS) == ()
-    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), UTC_MS)
+    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), (), UTC_MS) == ()
+    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), (), UTC_MS)
     assert [each.name for each in half] == ["a", "b"]
 
 
 def test_number_of_rows_is_bounded_and_the_longest_stay() -> None:
-    many = tuple(row(f"old-{index}", 2) for index in range(MAX_ROWS))
-    seats = roster("a", "b", *(f"new-{index}" for index in range(70)))
-    found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, UTC_MS)
+    names = [f"old-{index}" for index in range(MAX_ROWS)]
+    seats = roster("a", "b", *(f"new-{index}" for index in range(70)), number=3)
+    many = tuple(row(name, 2) for name in names)
+    present = ids(*names)
+    found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, present, UTC_MS)
     assert found == many
-    short = tuple(row(f"old-{index}", 1) for index in range(MAX_ROWS))
-    found = after_loss(a_round(3, losses=short), lost("a"), seats, UTC_MS)
+    short = tuple(row(name, 1) for name in names)
+    found = after_loss(a_round(3, losses=short), lost("a"), seats, present, UTC_MS)
     assert len(found) == MAX_ROWS
     assert [each.name for each in (found[0], found[-1])] == ["old-1", "a"]
+
+
+def test_rows_of_absent_members_are_dropped_first() -> None:
+    """Rows of replaced pods do not keep new ones out."""
+    absent = tuple(row(f"old-{index}", 9) for index in range(MAX_ROWS - 1))
+    current = a_round(3, losses=(*absent, row("here", 1)))
+    seats = roster("a", "b", "c", "d", number=3)
+    found = after_loss(current, lost("a", "b"), seats, ids("here"), UTC_MS)
+    assert [each.name for each in found[-3:]] == ["here", "a", "b"]
+    assert found[:-3] == absent[2:]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(KEPT_ROUNDS + 1, True), (KEPT_ROUNDS + 2, False)])
+@pytest.mark.parametrize("kind", [LOSS, CauseKind.LEAVE])
+def test_row_of_an_absent_member_ends_with_the_rounds_kept(
+    kind: CauseKind, number: int, kept: bool
+) -> None:
+    """A replaced pod has another id: no round trains with its row's member again."""
+    current = a_round(number, losses=(row("old", 4, 1), row("here", 4, 1)))
+    seats = roster("a", "b", number=number)
+    found = after_loss(current, Cause(kind, ("b",)), seats, ids("here"), UTC_MS)
+    counted = ["b"] if kind is LOSS else []
+    assert [each.name for each in found] == [*(["old"] if kept else []), "here", *counted]
+
+
+class CountedSeats(tuple[RankAssignment, ...]):
+    """Seats that count the loops over them."""
+
+    loops = 0
+
+    def __iter__(self) -> Iterator[RankAssignment]:
+        self.loops += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("times", "loops"), [(1, 0), (2, 1)])
+def test_number_of_rows_does_not_multiply_the_loops_over_a_roster(times: int, loops: int) -> None:
+    """Each decision of the coordinator of a large gang asks for these rows."""
+    seats = CountedSeats(roster("a", "b", "c", number=3).seats)
+    last = replace(roster("a", number=3), seats=seats)
+    losses = (row("a", times, 3), row("b", times, 2), row("x", times, 2))
+    found = tuple(repeated_losses.lost_again(a_round(4, losses=losses), last))
+    assert found == ((losses[0], losses[2]) if times > 1 else ())
+    assert seats.loops == loops
 
 
 def test_record_of_the_previous_release_has_no_rows() -> None:
@@ -183,10 +235,6 @@ def train(job: Job, names: str = "zab") -> Round:
     current = job.act()
     job.idle()
     return current
-
-
-def ids(*names: str) -> tuple[str, ...]:
-    return tuple(identity(name) for name in names)
 
 
 def test_member_lost_again_is_left_out_until_it_was_registered_for_the_delay() -> None:
