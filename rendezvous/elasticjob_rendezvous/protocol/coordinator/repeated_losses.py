@@ -83,7 +83,7 @@ def after_loss(
             before,
             name=assignment.name,
             times=before.times + 1,
-            round=ended.number,
+            round=max(before.round, ended.number),
             last_ms=utc_ms,
         )
     gone = {row.member for row in rows.values() if _is_gone(row, ended, present)}

@@ -76,6 +76,13 @@ def test_losses_of_a_member_are_counted_with_their_times() -> None:
     assert first == row("b", 1, 3, last_ms=UTC_MS)
 
 
+def test_loss_that_is_known_late_does_not_set_the_round_back() -> None:
+    """The failure of round 3 was excused after the loss in round 4 was counted."""
+    current = a_round(5, losses=(row("b", 2, 4),))
+    (found,) = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS)
+    assert (found.times, found.round) == (3, 4)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not LOSS])
 def test_rounds_that_end_for_another_cause_count_no_loss(kind: CauseKind) -> None:
     assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), (), UTC_MS) == ()
