@@ -124,7 +124,7 @@ def held_back(
         member = view.member(row.member)
         if member is None:
             continue
-        since = timers.since(("held back", row.member, member.record.session, row.times))
+        since = timers.since(("held back", row.member, member.record.session, row.round))
         if not timers.passed(since + delay_seconds(row, bounds)):
             found.append(row.member)
     return frozenset(found)

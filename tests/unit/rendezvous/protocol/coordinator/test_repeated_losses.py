@@ -283,6 +283,20 @@ def test_first_session_waits_as_long_if_it_was_never_gone() -> None:
     assert set(job.act().ids) == set(ids("a", "b", "z"))
 
 
+def test_second_row_of_one_session_starts_the_delay_again() -> None:
+    """The time since the same number of losses of an earlier row, which ended, does not count."""
+    job = flapping(max_nodes=4).later(2).change("c", state=WAITING, round=1)
+    job.act()
+    stop(job, *"zab")
+    train(job)
+    job.later(LEASE).act()
+    job.sealed(*"zabc", number=3, losses=(row("c", 1, 2),)).idle()
+    job.later(2).change("c", state=WAITING, round=3)
+    assert job.act().losses[0].times == 2
+    stop(job, *"zab", round=3)
+    assert set(job.act().ids) == set(ids("a", "b", "z"))
+
+
 def test_members_that_were_not_lost_again_are_not_held_back() -> None:
     """c has a row from before round 1; round 1 ends because of b."""
     job = flapping(times=5, max_nodes=4).later(2).gone("b", proven=True)
