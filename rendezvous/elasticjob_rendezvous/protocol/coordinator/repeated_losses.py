@@ -23,7 +23,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, legal_size
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.replica import View
 
 TRAINED_SECONDS = 60.0
@@ -49,9 +49,14 @@ class HeldBack:
 
     @property
     def text(self) -> str:
+        return f"{self.name} was lost {self.losses}"
+
+    @property
+    def losses(self) -> str:
+        """Losses and their consequence, as the cause of a round names them."""
         return (
-            f"{self.name} was lost {self.times} times in {self.seconds} s without progress; it is "
-            f"admitted again {self.delay_seconds:g} s after it registers"
+            f"{self.times} times in {self.seconds} s without progress, so it waits for "
+            f"{self.delay_seconds:g} s after it registers, unless other nodes need it"
         )
 
 
@@ -105,8 +110,9 @@ def explained(
     again = [rows[assignment.id] for assignment in lost if assignment.id in rows]
     if ended is None or not again:
         return cause
-    enough = legal_size(bounds, len(ended.seats) - len(lost)) > 0
-    texts = [_text(row, bounds, enough, len(lost) > 1) for row in again[:NAMED]]
+    texts = [
+        f"{row.name} " * (len(lost) > 1) + described(row, bounds).losses for row in again[:NAMED]
+    ]
     return cause_with_reasons(
         cause.kind, cause.members, (*reasons_of(cause), *texts), urgent=cause.urgent
     )
@@ -192,12 +198,3 @@ def _bounded(rows: Mapping[str, LossRow], gone: Container[str]) -> tuple[LossRow
 
     kept = sorted(rows.values(), key=value)[-MAX_ROWS:]
     return tuple(sorted(kept, key=lambda row: order[row.member]))
-
-
-def _text(row: LossRow, bounds: RendezvousParams, enough: bool, named: bool) -> str:
-    shown = described(row, bounds)
-    name = f"{row.name} " if named else ""
-    then = f"it is admitted again {shown.delay_seconds:g} s after it registers"
-    if not enough:
-        then = "it is admitted at once, because the job has too few nodes without it"
-    return f"{name}{shown.times} times in {shown.seconds} s without progress, {then}"

@@ -153,8 +153,8 @@ def test_member_that_was_lost_again_reports_its_losses_and_the_delay() -> None:
     job = Job("a", "b").sealed("b", number=2, losses=losses)
     waits = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 2), True, None))
     assert waits == Idle(
-        "round 2 is final: a was lost 3 times in 40 s without progress; it is admitted again 10 s "
-        "after it registers"
+        "round 2 is final: a was lost 3 times in 40 s without progress, so it waits for 10 s "
+        "after it registers, unless other nodes need it"
     )
     full = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 1), True, None))
     assert full == Idle("round 2 is final")

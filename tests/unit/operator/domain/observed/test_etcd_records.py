@@ -413,8 +413,8 @@ def test_member_that_was_lost_again_is_held_back_and_named() -> None:
     view = lost_again(member("pod-1", MemberState.WAITING))
     assert view.held_back == (HeldBack("pod-1", 2, 12, 5.0),)
     assert view.waiting_reason == (
-        "pod-1 was lost 2 times in 12 s without progress; it is admitted again 5 s after it "
-        "registers"
+        "pod-1 was lost 2 times in 12 s without progress, so it waits for 5 s after it "
+        "registers, unless other nodes need it"
     )
 
 
