@@ -640,6 +640,14 @@ def test_node_lost_again_is_named_with_its_losses_and_its_delay() -> None:
     ) in text
 
 
+def test_node_lost_again_then_waits_for_the_checkpoint() -> None:
+    view = replace(with_waiting(3, "job-3"), held_back=(HELD,))
+    text = said(observed(*running(4), view=view), elasticity={"scaleUp": "AfterCheckpoint"})
+    assert (
+        "unless other nodes need it. job-3 then waits for the next checkpoint, for at most 600 s."
+    ) in text
+
+
 def test_node_lost_again_stands_by_if_the_job_has_its_nodes() -> None:
     view = replace(with_waiting(3, "job-3"), held_back=(HELD,))
     text = said(observed(*running(4), view=view), nodes=3)
