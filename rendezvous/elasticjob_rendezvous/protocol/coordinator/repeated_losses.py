@@ -23,12 +23,14 @@ from elasticjob_rendezvous.protocol.records.members import (
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, legal_size
 from elasticjob_rendezvous.protocol.replica import View
 
 TRAINED_SECONDS = 60.0
 """Minimum duration of a final round that counts as training: as in `crash_loop`."""
 LONGEST_DELAY_SECONDS = 300.0
+LONGEST_SHARED_DELAY_SECONDS = 30.0
+"""Maximum delay while other members are idle because of it."""
 MAX_ROWS = 64
 """Maximum number of rows in the round record, which every member reads."""
 NAMED = 3
@@ -119,11 +121,16 @@ def explained(
 
 
 def held_back(
-    view: View, current: Round, bounds: RendezvousParams, timers: Timers
+    view: View,
+    current: Round,
+    bounds: RendezvousParams,
+    timers: Timers,
+    longest_seconds: float = LONGEST_DELAY_SECONDS,
 ) -> frozenset[str]:
     """Return the members that do not count yet; the timers wake when one counts again.
 
-    The time runs on the coordinator's clock from the moment it first saw the member's session.
+    The time runs on the coordinator's clock, from the moment at which it first saw the member's
+    session after the loss.
     """
     found = []
     for row in lost_again(current, view.rosters.get(current.previous)):
@@ -131,9 +138,17 @@ def held_back(
         if member is None:
             continue
         since = timers.since(("held back", row.member, member.record.session, row.round))
-        if not timers.passed(since + delay_seconds(row, bounds)):
+        if not timers.passed(since + min(delay_seconds(row, bounds), longest_seconds)):
             found.append(row.member)
     return frozenset(found)
+
+
+def leaves_others_idle(bounds: RendezvousParams, others: int, held: int) -> bool:
+    """Return True if some of `others` have a rank only in a round with members held back.
+
+    The legal sizes of a `nodeIncrement` above 1 have gaps.
+    """
+    return legal_size(bounds, others) < min(others, legal_size(bounds, others + held))
 
 
 def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from elasticjob_rendezvous.protocol.coordinator import repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.repeated_losses import (
     LONGEST_DELAY_SECONDS,
+    LONGEST_SHARED_DELAY_SECONDS,
     MAX_ROWS,
     TRAINED_SECONDS,
     after_loss,
@@ -234,9 +235,10 @@ def lose(job: Job, number: int = 1, others: str = "zab") -> Job:
     return stop(job, *others, round=number)
 
 
-def train(job: Job, names: str = "zab") -> Round:
+def train(job: Job, names: Iterable[str] = "zab", frozen: bool = False) -> Round:
     """Freeze, seal and start round 2 with these members."""
-    assert set(job.act().ids) == set(ids(*names))
+    current = job.current() if frozen else job.act()
+    assert set(current.ids) == set(ids(*names))
     stored = job.view().round
     assert stored is not None
     for name in names:
@@ -269,6 +271,56 @@ def test_gang_that_cannot_form_without_the_member_admits_it_at_once() -> None:
     job = lose(flapping(times=6, min_nodes=4, max_nodes=4)).idle()
     job.member("c", session="s2", round=1)
     assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
+
+
+@pytest.mark.parametrize(
+    ("others", "held", "idle"),
+    [(3, 1, True), (2, 1, False), (2, 2, False), (3, 3, True), (5, 1, True), (7, 1, False)],
+)
+def test_others_are_idle_in_the_gaps_of_a_node_increment(
+    others: int, held: int, idle: bool
+) -> None:
+    bounds = RendezvousParams(2, 6, increment=2)
+    assert repeated_losses.leaves_others_idle(bounds, others, held) is idle
+    assert not repeated_losses.leaves_others_idle(replace(bounds, increment=1), others, held)
+
+
+GAPS = {"min_nodes": 2, "max_nodes": 4, "increment": 2}
+
+
+def test_member_that_others_need_joins_after_the_shared_delay() -> None:
+    """A round of two leaves one of the other three idle: not for 300 s."""
+    job = lose(flapping(times=8, **GAPS)).member("c", session="s2", round=1)
+    first = job.act().ids
+    assert len(first) == 2
+    assert identity("c") not in first
+    train(job, [name for name in "zab" if identity(name) in first], frozen=True)
+    job.later(LONGEST_SHARED_DELAY_SECONDS - 0.1).idle()
+    joined = job.later(0.1).act()
+    assert (joined.number, joined.cause.kind) == (3, CauseKind.JOIN)
+    assert "c" in joined.cause.members
+
+
+@pytest.mark.parametrize(("early", "size"), [(0.1, 2), (0.0, 4)])
+def test_round_that_opens_after_the_shared_delay_includes_the_member(
+    early: float, size: int
+) -> None:
+    job = flapping(times=8, stop_grace_seconds=60, **GAPS).later(2)
+    job.change("c", state=WAITING, round=1).act()
+    stop(job.idle().later(LONGEST_SHARED_DELAY_SECONDS - early), *"zab")
+    frozen = job.act().ids
+    assert (len(frozen), identity("c") in frozen) == (size, size == 4)
+
+
+def test_members_that_were_not_lost_again_have_ranks_first() -> None:
+    """Four have ranks; a and b are among them, although c, d and e are survivors as well."""
+    job = Job(*"zcdeab", min_nodes=4, max_nodes=4, settle_seconds=0)
+    losses = tuple(row(name, 3, 1) for name in "cde")
+    job.sealed(*"zcde", losses=losses).round(2, previous=1, nodes=4, losses=losses)
+    stop(job, *"zcde")
+    frozen = job.act().ids
+    assert len(frozen) == 4
+    assert {identity(name) for name in "zab"} <= set(frozen)
 
 
 def test_new_session_of_the_member_starts_the_delay_again() -> None:
