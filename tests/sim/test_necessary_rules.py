@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -35,10 +36,11 @@ from tests.sim.world import EngineFactory, World
 LEASE_SECONDS = 3.0
 
 
-def plan(nodes: int, **fields: object) -> Plan:
+def plan(nodes: int, min_nodes: int = 1, increment: int = 1, **fields: Any) -> Plan:
     bounds = RendezvousParams(
-        1,
+        min_nodes,
         nodes,
+        increment,
         keep_alive_seconds=LEASE_SECONDS,
         last_call_seconds=1.0,
         stop_grace_seconds=0.5,
@@ -52,11 +54,11 @@ def plan(nodes: int, **fields: object) -> Plan:
         replaces=False,
         hang_share=1.0,
         stubborn=0.0,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
-def gang(seed: int, nodes: int, new_engine: EngineFactory, **fields: object) -> World:
+def gang(seed: int, nodes: int, new_engine: EngineFactory, **fields: Any) -> World:
     """Return a world whose nodes train in round 1."""
     world = World(seed, plan(nodes, **fields), new_engine)
     for _ in range(nodes):

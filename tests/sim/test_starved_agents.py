@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +24,7 @@ from tests.sim.world import World
 SEEDS = range(12)
 STARVED_SECONDS = LEASE_SECONDS + 2.5
 BUSY_SECONDS = 150.0
+GAPS = {"min_nodes": 2, "increment": 2}
 Victim = Callable[[World], Pod]
 
 
@@ -29,9 +32,9 @@ def member(world: World) -> Pod:
     return next(pod for pod in world.pods if pod is not leader(world))
 
 
-def starve(seed: int, fault: str, victim: Victim) -> World:
+def starve(seed: int, fault: str, victim: Victim, nodes: int = 3, **fields: Any) -> World:
     """Take the processor from one agent for more than a lease, each time its workers run."""
-    world = gang(seed, 3, Engine)
+    world = gang(seed, nodes, Engine, **fields)
     pod = victim(world)
     end = world.now + BUSY_SECONDS
     while world.now < end:
@@ -64,9 +67,26 @@ def test_rounds_of_a_gang_with_a_starved_agent_are_bounded(fault: str, victim: V
     assert len(without) > 2 * len(kinds)
 
 
+@pytest.mark.parametrize("victim", [member, leader])
+def test_rounds_of_a_gang_with_a_node_increment_are_bounded(victim: Victim) -> None:
+    """A round of two leaves the fourth node idle; it waits for the starved one, for some time."""
+    kinds = causes(starve(0, "stop_agent", victim, 4, **GAPS))
+    assert set(kinds) <= {CauseKind.LOSS, CauseKind.JOIN}
+    assert len(kinds) <= 14
+    with (
+        patch.object(repeated_losses, "LONGEST_SHARED_DELAY_SECONDS", 0.0),
+        patch.object(checks, "check", lambda *_: None),
+    ):
+        without = causes(starve(0, "stop_agent", victim, 4, **GAPS))
+    assert len(without) > 2 * len(kinds)
+
+
+@pytest.mark.parametrize("increment", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_starved_agents_break_no_invariant(seed: int) -> None:
-    result = simulate(seed, plan=schedule.plan(seed, "starved"))
+def test_starved_agents_break_no_invariant(seed: int, increment: int) -> None:
+    plan = schedule.plan(seed, "starved")
+    plan = replace(plan, bounds=replace(plan.bounds, increment=increment))
+    result = simulate(seed, plan=plan)
     if result.violation is not None:
         pytest.fail(report(result), pytrace=False)
 

@@ -87,13 +87,15 @@ def _why_idle(facts: Facts, current: Round) -> str:
         return text
     roster = facts.own.view.rosters.get(current.number)
     id = facts.own.config.identity.id
-    for row in repeated_losses.lost_again(current, roster):
-        if row.member == id and legal_size(bounds, current.nodes + 1) > current.nodes:
-            return f"{text}: {repeated_losses.described(row, bounds).text}"
-    if bounds.scale_up_wait_seconds <= 0:
-        return text
-    # A member that does not coordinate knows only of itself.
-    reason = waiting_reason(bounds, current.nodes, 1)
+    reasons = [
+        repeated_losses.described(row, bounds).text
+        for row in repeated_losses.lost_again(current, roster)
+        if row.member == id and legal_size(bounds, current.nodes + 1) > current.nodes
+    ]
+    if bounds.scale_up_wait_seconds > 0:
+        # A member that does not coordinate knows only of itself.
+        reasons.append(waiting_reason(bounds, current.nodes, 1))
+    reason = "; ".join(filter(None, reasons))
     return f"{text}: {reason}" if reason else text
 
 

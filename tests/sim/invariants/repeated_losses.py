@@ -8,13 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.records.codec import decode
-from elasticjob_rendezvous.protocol.records.members import CauseKind, Member, Round, RoundState
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    LossRow,
+    Member,
+    Round,
+    RoundState,
+)
 from elasticjob_rendezvous.protocol.records.roster import legal_size
 
 if TYPE_CHECKING:
     from tests.sim.invariants.checker import Checker
 
 TRAINED_SECONDS = 60.0
+KEPT_ROUNDS = 10
+NEWS_SECONDS = 1.0
+"""Maximum time until the coordinator knows of a registration, without a fault."""
 TOLERANCE_SECONDS = 0.01
 
 
@@ -26,22 +35,30 @@ def check(checker: Checker, before: Round, after: Round) -> None:
     if reopened and after.state is RoundState.JOINABLE and after.cause.kind is CauseKind.LOSS:
         _check_counted(checker, before, after)
     _check_kept(checker, before, after)
-    held = held_back(checker, after)
+    held, soon = held_back(checker, after), held_back(checker, after, 30.0)
     if before.state is not RoundState.FROZEN and after.state is RoundState.FROZEN:
-        admitted = held & set(after.ids)
-        rest = len(after.ids) - len(admitted)
+        rest = len(set(after.ids) - held)
+        early = (soon if _are_idle(checker, rest) else held) & set(after.ids)
         enough = all(legal_size(bounds, rest) > 0 for bounds in checker.recent_bounds())
-        checker.need(not (admitted and enough), "losses back off", f"{admitted}: {after}")
+        checker.need(not (early and enough), "losses back off", f"{early}: {after}")
     asked = before.save is not None  # decided earlier: a gang that was asked to save is stopped
     if reopened and after.cause.kind is CauseKind.JOIN and not asked:
         present = [decode(Member, kv.key, kv.value) for kv in checker.sessions()]
         others = {member.name for member in present if member.id not in held}
-        names = {row.name for row in after.losses if row.member in held}
+        rest = before.nodes + len(others.intersection(after.cause.members))
+        early = soon if _are_idle(checker, rest) else held
+        names = {row.name for row in after.losses if row.member in early}
         joined = names & set(after.cause.members) - others
         checker.need(not joined, "losses back off", f"{joined} opened a round: {after}")
 
 
-def held_back(checker: Checker, current: Round) -> set[str]:
+def _are_idle(checker: Checker, members: int) -> bool:
+    """Return True if a round of these members alone leaves one of them without a rank."""
+    found = checker.recent_bounds()
+    return any(legal_size(each, members) < min(members, each.max_nodes) for each in found)
+
+
+def held_back(checker: Checker, current: Round, longest_seconds: float = 300.0) -> set[str]:
     """Return the members that were lost again and have not been registered for their delay."""
     found = set()
     for row in current.losses:
@@ -50,7 +67,7 @@ def held_back(checker: Checker, current: Round) -> set[str]:
         if row.times < 2 or admitted:
             continue
         lease = min(bounds.keep_alive_seconds for bounds in checker.recent_bounds())
-        delay = min(300.0, lease * 2.0 ** (row.times - 2))
+        delay = min(longest_seconds, lease * 2.0 ** (row.times - 2))
         if checker.registered_seconds(row.member) < delay - TOLERANCE_SECONDS:
             found.add(row.member)
     return found
@@ -70,8 +87,10 @@ def _check_counted(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _check_kept(checker: Checker, before: Round, after: Round) -> None:
-    """Check that no row ends before a round has trained with its member."""
+    """Check that no row ends before a round has trained with its member, or while it is present."""
     ended = {row.member for row in before.losses} - {row.member for row in after.losses}
+    if after.number > before.number or after.pending != before.pending:
+        ended -= {row.member for row in before.losses if _is_old(checker, row, before.number)}
     if not ended:
         return
     roster = checker.sealed.get(after.number)
@@ -79,3 +98,9 @@ def _check_kept(checker: Checker, before: Round, after: Round) -> None:
     lasted = checker.world.now - checker.sealed_at.get(after.number, checker.world.now)
     trained = after.state is RoundState.FINAL and lasted >= TRAINED_SECONDS and ended <= seated
     checker.need(trained, "losses are counted", f"the rows of {ended} ended: {after}")
+
+
+def _is_old(checker: Checker, row: LossRow, number: int) -> bool:
+    """Return True if the row may end at the end of round `number`: its member did not return."""
+    absent = checker.registered_seconds(row.member) < NEWS_SECONDS or checker.is_disturbed()
+    return number - row.round > KEPT_ROUNDS and absent

@@ -161,6 +161,13 @@ def losses_end_at_the_start_of_a_round() -> Iterator[EngineFactory]:
         yield Engine
 
 
+@bug("churn", seed=3)
+def losses_end_while_the_member_is_away() -> Iterator[EngineFactory]:
+    """End the row of losses of a member that is absent at the end of a later round."""
+    with patch.object(repeated_losses, "KEPT_ROUNDS", 0):
+        yield Engine
+
+
 @bug("crashes", seed=50)
 def hope_without_end() -> Iterator[EngineFactory]:
     """Continue a job that fails repeatedly at one step until its budget is spent."""

@@ -355,6 +355,10 @@ def _waiting(job: ElasticJob, waiting: list[str]) -> Iterator[str]:
         held = {}
     for node in held.values():
         yield HeldBack(node.pod, node.losses, node.seconds, node.delay_seconds).text
+    if held and job.spec.elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT:
+        wait = "wait" if len(held) > 1 else "waits"
+        most = job.spec.elasticity.scale_up_max_wait_seconds
+        yield f"{named(list(held))} then {wait} for the next checkpoint, for at most {most} s"
     rest = [pod for pod in waiting if pod not in held]
     if rest:
         yield _standby(job, rest)

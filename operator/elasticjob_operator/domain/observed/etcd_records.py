@@ -265,11 +265,11 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     if current is None or bounds is None or current.state is not RoundState.FINAL:
         return ""
     held = tuple(_held_back(found))
-    grows = legal_size(bounds, current.nodes + waiting) > current.nodes
-    if held and grows:
-        more = f"; and {len(held) - NAMED} more nodes" if len(held) > NAMED else ""
-        return "; ".join(each.text for each in held[:NAMED]) + more
-    return waiting_reason(bounds, current.nodes, waiting)
+    reasons = []
+    if legal_size(bounds, current.nodes + waiting) > current.nodes:
+        reasons += [each.text for each in held[:NAMED]]
+        reasons += [f"and {len(held) - NAMED} more nodes"] if len(held) > NAMED else []
+    return "; ".join(filter(None, (*reasons, waiting_reason(bounds, current.nodes, waiting))))
 
 
 def _held_back(found: Records) -> Iterator[HeldBack]:

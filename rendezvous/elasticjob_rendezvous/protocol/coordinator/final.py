@@ -25,6 +25,7 @@ from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     record_start,
     write_round,
 )
+from elasticjob_rendezvous.protocol.coordinator.scale_up import waiting_newcomers
 from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     Outcome,
@@ -42,7 +43,7 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     roster = view.rosters.get(current.number)
     if roster is None:
         return None
-    waits = memory.silenced.ids(timers) | repeated_losses.held_back(view, current, bounds, timers)
+    waits = memory.silenced.ids(timers) | _held_back(snapshot, roster, memory)
     judgement = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, waits)
     if judgement.succeeded:
         return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
@@ -59,6 +60,21 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
         or clear_surplus(snapshot)
         or _end_rows(snapshot, roster, timers)
     )
+
+
+def _held_back(snapshot: Snapshot, roster: Roster, memory: Coordinator) -> frozenset[str]:
+    """Return the newcomers that were lost again and do not count yet."""
+    view, bounds, timers = snapshot.view, snapshot.bounds, memory.timers
+    held = repeated_losses.held_back(view, snapshot.current, bounds, timers)
+    if not held:
+        return held
+    silent = memory.silenced.ids(timers)
+    new = {member.id for member in waiting_newcomers(view, roster, bounds)} - silent
+    others = len(roster.seats) + len(new - held)
+    if not repeated_losses.leaves_others_idle(bounds, others, len(new & held)):
+        return held
+    most = repeated_losses.LONGEST_SHARED_DELAY_SECONDS
+    return repeated_losses.held_back(view, snapshot.current, bounds, timers, most)
 
 
 def _end_rows(snapshot: Snapshot, roster: Roster, timers: Timers) -> RoundUpdate | None:
@@ -135,7 +151,8 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
     elif failures and cause.kind is CauseKind.FAILURE:
         pending = (*pending, number)
     roster = snapshot.view.rosters.get(number)
-    losses = repeated_losses.after_loss(current, cause, roster, snapshot.clock.utc_ms)
+    present, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
+    losses = repeated_losses.after_loss(current, cause, roster, present, utc_ms)
     cause = repeated_losses.explained(cause, losses, roster, snapshot.bounds)
     _note_detection(snapshot, memory, judgement)
     again = replace(

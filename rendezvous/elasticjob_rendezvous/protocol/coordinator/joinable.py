@@ -64,10 +64,14 @@ def _count(snapshot: Snapshot, memory: Coordinator, roster: Roster | None) -> qu
     if held and legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: idle workers cost more than another loss.
         count = quorum.take(members, previous, roster, bounds, silent)
+    elif repeated_losses.leaves_others_idle(bounds, len(count.waiting), count.held):
+        most = repeated_losses.LONGEST_SHARED_DELAY_SECONDS
+        rest = repeated_losses.held_back(view, current, bounds, memory.timers, most)
+        count = quorum.take(members, previous, roster, bounds, silent, rest)
     if silent and legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: they may be asked again.
         count = quorum.take(members, previous, roster, bounds, ())
-    return count
+    return replace(count, last=held)
 
 
 def _fence(snapshot: Snapshot, count: quorum.Quorum) -> RoundUpdate | None:

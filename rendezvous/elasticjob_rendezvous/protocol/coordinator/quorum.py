@@ -23,6 +23,7 @@ class Quorum:
         survivors: of the last roster, present and not about to leave.
         live: present and not about to leave.
         held: number of waiting members that were lost again and do not count yet.
+        last: members chosen only for the ranks that others leave.
     """
 
     waiting: tuple[Member, ...]
@@ -30,6 +31,7 @@ class Quorum:
     survivors: frozenset[str]
     live: frozenset[str]
     held: int = 0
+    last: frozenset[str] = frozenset()
 
 
 def take(
@@ -89,9 +91,9 @@ def choose(
 ) -> Freeze | Wait:
     """Return the members to freeze the round with, or the reason to wait.
 
-    Survivors of the last roster come first, then the rest, each in rank order. After the first
-    round the last call ends once all survivors wait, if they are enough: idle workers cost more
-    than a later join. Nobody waits for members that are held back.
+    Survivors of the last roster come first, then the rest, then members lost again, each in rank
+    order. After the first round the last call ends once all survivors wait, if they are enough:
+    idle workers cost more than a later join. Nobody waits for members that are held back.
     """
     target = legal_size(bounds, len(quorum.waiting))
     if target < bounds.min_nodes or target == 0:
@@ -104,5 +106,5 @@ def choose(
         return Wait(f"{len(waiting)} of {wanted} wanted members are waiting", True)
     ids = [member.id for member in by_name(quorum.waiting)]
     if len(ids) > target:
-        ids.sort(key=lambda id: id not in quorum.survivors)
+        ids.sort(key=lambda id: (id in quorum.last, id not in quorum.survivors))
     return Freeze(tuple(ids[:target]))

@@ -8,10 +8,11 @@ doubles with each loss. Others do not wait for it; a gang that cannot form witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
@@ -28,6 +29,8 @@ from elasticjob_rendezvous.protocol.replica import View
 TRAINED_SECONDS = 60.0
 """Minimum duration of a final round that counts as training: as in `crash_loop`."""
 LONGEST_DELAY_SECONDS = 300.0
+LONGEST_SHARED_DELAY_SECONDS = 30.0
+"""Maximum delay while other members are idle because of it."""
 MAX_ROWS = 64
 """Maximum number of rows in the round record, which every member reads."""
 NAMED = 3
@@ -48,9 +51,14 @@ class HeldBack:
 
     @property
     def text(self) -> str:
+        return f"{self.name} was lost {self.losses}"
+
+    @property
+    def losses(self) -> str:
+        """Losses and their consequence, as the cause of a round names them."""
         return (
-            f"{self.name} was lost {self.times} times in {self.seconds} s without progress; it is "
-            f"admitted again {self.delay_seconds:g} s after it registers"
+            f"{self.times} times in {self.seconds} s without progress, so it waits for "
+            f"{self.delay_seconds:g} s after it registers, unless other nodes need it"
         )
 
 
@@ -65,11 +73,12 @@ def delay_seconds(row: LossRow, bounds: RendezvousParams) -> float:
 
 
 def after_loss(
-    current: Round, cause: Cause, ended: Roster | None, utc_ms: int
+    current: Round, cause: Cause, ended: Roster | None, present: Container[str], utc_ms: int
 ) -> tuple[LossRow, ...]:
-    """Return the rows after the end of round `ended` for this cause.
+    """Return the rows after the end of round `ended` for this cause; `present` ids are registered.
 
-    The loss of more than half of a gang is not counted: its cause is etcd or the network.
+    The loss of more than half of a gang is not counted: its cause is etcd or the network. The row
+    of an absent member, as of a replaced pod, ends when its round is no longer kept.
     """
     lost = _lost(cause, ended)
     if ended is None or 2 * len(lost) > len(ended.seats):
@@ -81,10 +90,16 @@ def after_loss(
             before,
             name=assignment.name,
             times=before.times + 1,
-            round=ended.number,
+            round=max(before.round, ended.number),
             last_ms=utc_ms,
         )
-    return _bounded(rows)
+    gone = {row.member for row in rows.values() if _is_gone(row, ended, present)}
+    kept = {
+        member: row
+        for member, row in rows.items()
+        if member not in gone or ended.number - row.round <= KEPT_ROUNDS
+    }
+    return _bounded(kept, gone)
 
 
 def explained(
@@ -97,29 +112,43 @@ def explained(
     again = [rows[assignment.id] for assignment in lost if assignment.id in rows]
     if ended is None or not again:
         return cause
-    enough = legal_size(bounds, len(ended.seats) - len(lost)) > 0
-    texts = [_text(row, bounds, enough, len(lost) > 1) for row in again[:NAMED]]
+    texts = [
+        f"{row.name} " * (len(lost) > 1) + described(row, bounds).losses for row in again[:NAMED]
+    ]
     return cause_with_reasons(
         cause.kind, cause.members, (*reasons_of(cause), *texts), urgent=cause.urgent
     )
 
 
 def held_back(
-    view: View, current: Round, bounds: RendezvousParams, timers: Timers
+    view: View,
+    current: Round,
+    bounds: RendezvousParams,
+    timers: Timers,
+    longest_seconds: float = LONGEST_DELAY_SECONDS,
 ) -> frozenset[str]:
     """Return the members that do not count yet; the timers wake when one counts again.
 
-    The time runs on the coordinator's clock from the moment it first saw the member's session.
+    The time runs on the coordinator's clock, from the moment at which it first saw the member's
+    session after the loss.
     """
     found = []
     for row in lost_again(current, view.rosters.get(current.previous)):
         member = view.member(row.member)
         if member is None:
             continue
-        since = timers.since(("held back", row.member, member.record.session, row.times))
-        if not timers.passed(since + delay_seconds(row, bounds)):
+        since = timers.since(("held back", row.member, member.record.session, row.round))
+        if not timers.passed(since + min(delay_seconds(row, bounds), longest_seconds)):
             found.append(row.member)
     return frozenset(found)
+
+
+def leaves_others_idle(bounds: RendezvousParams, others: int, held: int) -> bool:
+    """Return True if some of `others` have a rank only in a round with members held back.
+
+    The legal sizes of a `nodeIncrement` above 1 have gaps.
+    """
+    return legal_size(bounds, others) < min(others, legal_size(bounds, others + held))
 
 
 def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> frozenset[str]:
@@ -128,6 +157,8 @@ def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> f
     A round has trained once it has lasted, and a worker reported a step of it. Without any report
     of steps in this job the duration is enough.
     """
+    if not current.losses:
+        return frozenset()
     seated = {assignment.id for assignment in roster.seats}
     ended = frozenset(row.member for row in current.losses if row.member in seated)
     started = ("state", current.number, RoundState.FINAL)
@@ -141,13 +172,14 @@ def rows_to_end(view: View, current: Round, roster: Roster, timers: Timers) -> f
 
 def lost_again(current: Round, roster: Roster | None) -> Iterator[LossRow]:
     """Yield the rows of members lost again that had no rank since: `roster` is the last one."""
-    for row in current.losses:
-        admitted = (
-            roster is not None
-            and roster.number > row.round
-            and roster.assignment(row.member) is not None
-        )
-        if row.times > 1 and not admitted:
+    again = [row for row in current.losses if row.times > 1]
+    if not again:
+        return
+    seats = () if roster is None else roster.seats
+    seated = {assignment.id for assignment in seats}
+    for row in again:
+        admitted = roster is not None and roster.number > row.round and row.member in seated
+        if not admitted:
             yield row
 
 
@@ -164,17 +196,20 @@ def _lost(cause: Cause, ended: Roster | None) -> list[RankAssignment]:
     return [assignment for assignment in ended.seats if assignment.name in names]
 
 
-def _bounded(rows: Mapping[str, LossRow]) -> tuple[LossRow, ...]:
-    """Return at most `MAX_ROWS` rows: the longest, of equal ones the latest, in order of time."""
+def _is_gone(row: LossRow, ended: Roster, present: Container[str]) -> bool:
+    """Return True if the member was lost in an earlier round and has not returned."""
+    return row.round < ended.number and row.member not in present
+
+
+def _bounded(rows: Mapping[str, LossRow], gone: Container[str]) -> tuple[LossRow, ...]:
+    """Return at most `MAX_ROWS` rows, in order of time.
+
+    Rows of members that are `gone` are dropped first, then the shortest, of equal ones the oldest.
+    """
     order = {member: index for index, member in enumerate(rows)}
-    kept = sorted(rows.values(), key=lambda row: (row.times, order[row.member]))[-MAX_ROWS:]
+
+    def value(row: LossRow) -> tuple[bool, int, int]:
+        return row.member not in gone, row.times, order[row.member]
+
+    kept = sorted(rows.values(), key=value)[-MAX_ROWS:]
     return tuple(sorted(kept, key=lambda row: order[row.member]))
-
-
-def _text(row: LossRow, bounds: RendezvousParams, enough: bool, named: bool) -> str:
-    shown = described(row, bounds)
-    name = f"{row.name} " if named else ""
-    then = f"it is admitted again {shown.delay_seconds:g} s after it registers"
-    if not enough:
-        then = "it is admitted at once, because the job has too few nodes without it"
-    return f"{name}{shown.times} times in {shown.seconds} s without progress, {then}"

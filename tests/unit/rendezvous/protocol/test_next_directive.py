@@ -153,11 +153,21 @@ def test_member_that_was_lost_again_reports_its_losses_and_the_delay() -> None:
     job = Job("a", "b").sealed("b", number=2, losses=losses)
     waits = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 2), True, None))
     assert waits == Idle(
-        "round 2 is final: a was lost 3 times in 40 s without progress; it is admitted again 10 s "
-        "after it registers"
+        "round 2 is final: a was lost 3 times in 40 s without progress, so it waits for 10 s "
+        "after it registers, unless other nodes need it"
     )
     full = direct(Facts(job.own("a", local=IDLE), RendezvousParams(1, 1), True, None))
     assert full == Idle("round 2 is final")
+
+
+def test_member_that_was_lost_again_reports_the_wait_for_a_checkpoint_as_well() -> None:
+    losses = (LossRow(identity("a"), "a", 3, 1, 0, 40_000),)
+    job = Job("a", "b").sealed("b", number=2, losses=losses)
+    waits = direct(Facts(job.own("a", local=IDLE), PATIENT, True, None))
+    assert isinstance(waits, Idle)
+    assert waits.reason.endswith(
+        "unless other nodes need it; newcomers wait for the next checkpoint, for 600 s at most"
+    )
 
 
 def test_surplus_member_reports_no_wait_reason_if_newcomers_do_not_wait() -> None:

@@ -635,8 +635,16 @@ def test_node_lost_again_is_named_with_its_losses_and_its_delay() -> None:
     view = replace(with_waiting(3, "job-3", "job-4"), held_back=(HELD,))
     text = said(observed(*running(5), view=view))
     assert (
-        "job-3 was lost 3 times in 40 s without progress; it is admitted again 8 s after it "
-        "registers. job-4 has joined and will be in the next round."
+        "job-3 was lost 3 times in 40 s without progress, so it waits for 8 s after it "
+        "registers, unless other nodes need it. job-4 has joined and will be in the next round."
+    ) in text
+
+
+def test_node_lost_again_then_waits_for_the_checkpoint() -> None:
+    view = replace(with_waiting(3, "job-3"), held_back=(HELD,))
+    text = said(observed(*running(4), view=view), elasticity={"scaleUp": "AfterCheckpoint"})
+    assert (
+        "unless other nodes need it. job-3 then waits for the next checkpoint, for at most 600 s."
     ) in text
 
 

@@ -387,7 +387,9 @@ def test_steps_and_wait_reason_are_read() -> None:
     assert view.members == (here, late)
 
 
-def lost_again(*members: Member, **fields: Any) -> RendezvousView:
+def lost_again(
+    *members: Member, bounds: RendezvousParams | None = None, **fields: Any
+) -> RendezvousView:
     """Return the view of round 3 with pod-0, after pod-1 was lost again in round 2."""
     seats = seal(3, [member("pod-0")], 0)
     before = seal(2, [member("pod-0"), member("pod-1")], 0)
@@ -397,7 +399,7 @@ def lost_again(*members: Member, **fields: Any) -> RendezvousView:
         decode_records(
             PREFIX,
             [
-                kv(KEYS.bounds, RendezvousParams(1, 2)),
+                kv(KEYS.bounds, bounds or RendezvousParams(1, 2)),
                 kv(KEYS.round, replace(current, **fields)),
                 *(kv(KEYS.roster(one.number), one) for one in (before, seats)),
                 *(
@@ -413,8 +415,16 @@ def test_member_that_was_lost_again_is_held_back_and_named() -> None:
     view = lost_again(member("pod-1", MemberState.WAITING))
     assert view.held_back == (HeldBack("pod-1", 2, 12, 5.0),)
     assert view.waiting_reason == (
-        "pod-1 was lost 2 times in 12 s without progress; it is admitted again 5 s after it "
-        "registers"
+        "pod-1 was lost 2 times in 12 s without progress, so it waits for 5 s after it "
+        "registers, unless other nodes need it"
+    )
+
+
+def test_wait_of_a_member_that_was_lost_again_includes_the_next_checkpoint() -> None:
+    bounds = RendezvousParams(1, 2, scale_up_wait_seconds=600.0)
+    view = lost_again(member("pod-1", MemberState.WAITING), bounds=bounds)
+    assert view.waiting_reason.endswith(
+        "unless other nodes need it; newcomers wait for the next checkpoint, for 600 s at most"
     )
 
 

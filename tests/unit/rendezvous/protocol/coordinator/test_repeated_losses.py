@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from elasticjob_rendezvous.protocol.coordinator import repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.repeated_losses import (
     LONGEST_DELAY_SECONDS,
+    LONGEST_SHARED_DELAY_SECONDS,
     MAX_ROWS,
     TRAINED_SECONDS,
     after_loss,
     delay_seconds,
     explained,
 )
+from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
@@ -31,7 +34,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import Roster, seal
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, seal
 from tests.unit.rendezvous.builders import UTC_MS, Job, a_member, a_round, identity
 
 WAITING, RUNNING = MemberState.WAITING, MemberState.RUNNING
@@ -41,6 +44,10 @@ LOSS = CauseKind.LOSS
 
 def row(name: str, times: int, round: int = 1, **fields: Any) -> LossRow:
     return LossRow(identity(name), name, times, round, **{"first_ms": UTC_MS, **fields})
+
+
+def ids(*names: str) -> tuple[str, ...]:
+    return tuple(identity(name) for name in names)
 
 
 def roster(*names: str, number: int = 1) -> Roster:
@@ -64,38 +71,91 @@ def test_delay_is_a_lease_from_the_second_loss_on_and_doubles(times: int, second
 
 def test_losses_of_a_member_are_counted_with_their_times() -> None:
     current = a_round(3, losses=(row("b", 1, 1), row("c", 4, 1)))
-    found = after_loss(current, lost("b"), roster("a", "b", number=3), UTC_MS + 9_000)
+    found = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS + 9_000)
     assert found == (row("c", 4, 1), row("b", 2, 3, last_ms=UTC_MS + 9_000))
-    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), UTC_MS)
+    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), (), UTC_MS)
     assert first == row("b", 1, 3, last_ms=UTC_MS)
+
+
+def test_loss_that_is_known_late_does_not_set_the_round_back() -> None:
+    """The failure of round 3 was excused after the loss in round 4 was counted."""
+    current = a_round(5, losses=(row("b", 2, 4),))
+    (found,) = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS)
+    assert (found.times, found.round) == (3, 4)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not LOSS])
 def test_rounds_that_end_for_another_cause_count_no_loss(kind: CauseKind) -> None:
-    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), UTC_MS) == ()
+    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), (), UTC_MS) == ()
 
 
 def test_member_without_rank_is_not_counted_as_lost() -> None:
-    assert after_loss(a_round(3), lost("c"), roster("a", "b"), UTC_MS) == ()
-    assert after_loss(a_round(3), lost("b"), None, UTC_MS) == ()
+    assert after_loss(a_round(3), lost("c"), roster("a", "b"), (), UTC_MS) == ()
+    assert after_loss(a_round(3), lost("b"), None, (), UTC_MS) == ()
 
 
 def test_loss_of_most_of_a_gang_is_not_counted() -> None:
     """An outage of etcd, or of the network, says nothing about a member."""
-    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), UTC_MS) == ()
-    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), UTC_MS)
+    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), (), UTC_MS) == ()
+    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), (), UTC_MS)
     assert [each.name for each in half] == ["a", "b"]
 
 
 def test_number_of_rows_is_bounded_and_the_longest_stay() -> None:
-    many = tuple(row(f"old-{index}", 2) for index in range(MAX_ROWS))
-    seats = roster("a", "b", *(f"new-{index}" for index in range(70)))
-    found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, UTC_MS)
+    names = [f"old-{index}" for index in range(MAX_ROWS)]
+    seats = roster("a", "b", *(f"new-{index}" for index in range(70)), number=3)
+    many = tuple(row(name, 2) for name in names)
+    present = ids(*names)
+    found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, present, UTC_MS)
     assert found == many
-    short = tuple(row(f"old-{index}", 1) for index in range(MAX_ROWS))
-    found = after_loss(a_round(3, losses=short), lost("a"), seats, UTC_MS)
+    short = tuple(row(name, 1) for name in names)
+    found = after_loss(a_round(3, losses=short), lost("a"), seats, present, UTC_MS)
     assert len(found) == MAX_ROWS
     assert [each.name for each in (found[0], found[-1])] == ["old-1", "a"]
+
+
+def test_rows_of_absent_members_are_dropped_first() -> None:
+    """Rows of replaced pods do not keep new ones out."""
+    absent = tuple(row(f"old-{index}", 9) for index in range(MAX_ROWS - 1))
+    current = a_round(3, losses=(*absent, row("here", 1)))
+    seats = roster("a", "b", "c", "d", number=3)
+    found = after_loss(current, lost("a", "b"), seats, ids("here"), UTC_MS)
+    assert [each.name for each in found[-3:]] == ["here", "a", "b"]
+    assert found[:-3] == absent[2:]
+
+
+@pytest.mark.parametrize(("number", "kept"), [(KEPT_ROUNDS + 1, True), (KEPT_ROUNDS + 2, False)])
+@pytest.mark.parametrize("kind", [LOSS, CauseKind.LEAVE])
+def test_row_of_an_absent_member_ends_with_the_rounds_kept(
+    kind: CauseKind, number: int, kept: bool
+) -> None:
+    """A replaced pod has another id: no round trains with its row's member again."""
+    current = a_round(number, losses=(row("old", 4, 1), row("here", 4, 1)))
+    seats = roster("a", "b", number=number)
+    found = after_loss(current, Cause(kind, ("b",)), seats, ids("here"), UTC_MS)
+    counted = ["b"] if kind is LOSS else []
+    assert [each.name for each in found] == [*(["old"] if kept else []), "here", *counted]
+
+
+class CountedSeats(tuple[RankAssignment, ...]):
+    """Seats that count the loops over them."""
+
+    loops = 0
+
+    def __iter__(self) -> Iterator[RankAssignment]:
+        self.loops += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("times", "loops"), [(1, 0), (2, 1)])
+def test_number_of_rows_does_not_multiply_the_loops_over_a_roster(times: int, loops: int) -> None:
+    """Each decision of the coordinator of a large gang asks for these rows."""
+    seats = CountedSeats(roster("a", "b", "c", number=3).seats)
+    last = replace(roster("a", number=3), seats=seats)
+    losses = (row("a", times, 3), row("b", times, 2), row("x", times, 2))
+    found = tuple(repeated_losses.lost_again(a_round(4, losses=losses), last))
+    assert found == ((losses[0], losses[2]) if times > 1 else ())
+    assert seats.loops == loops
 
 
 def test_record_of_the_previous_release_has_no_rows() -> None:
@@ -115,7 +175,10 @@ def test_rows_survive_the_record() -> None:
 def test_cause_names_losses_time_and_delay() -> None:
     losses = (row("b", 3, 1, last_ms=UTC_MS + 40_000),)
     cause = explained(lost("b"), losses, roster("a", "b"), RendezvousParams(1, 2))
-    said = "3 times in 40 s without progress, it is admitted again 10 s after it registers"
+    said = (
+        "3 times in 40 s without progress, so it waits for 10 s after it registers, unless other "
+        "nodes need it"
+    )
     assert (cause.kind, cause.members, cause.detail) == (LOSS, ("b",), said)
     assert reasons_of(cause) == (said,)
 
@@ -134,9 +197,11 @@ def test_cause_keeps_its_other_reasons() -> None:
     assert len(reasons_of(found)) == 2
 
 
-def test_cause_of_a_job_with_too_few_other_nodes_says_that_it_waits_for_no_delay() -> None:
-    cause = explained(lost("b"), (row("b", 2),), roster("a", "b"), RendezvousParams(2, 2))
-    assert "admitted at once, because the job has too few nodes without it" in cause.detail
+@pytest.mark.parametrize("least", [1, 2])
+def test_cause_says_that_other_nodes_may_need_the_member(least: int) -> None:
+    """The members that return before the next round are not known yet."""
+    cause = explained(lost("b"), (row("b", 2),), roster("a", "b"), RendezvousParams(least, 2))
+    assert cause.detail.endswith("5 s after it registers, unless other nodes need it")
 
 
 @pytest.mark.parametrize(
@@ -170,9 +235,10 @@ def lose(job: Job, number: int = 1, others: str = "zab") -> Job:
     return stop(job, *others, round=number)
 
 
-def train(job: Job, names: str = "zab") -> Round:
+def train(job: Job, names: Iterable[str] = "zab", frozen: bool = False) -> Round:
     """Freeze, seal and start round 2 with these members."""
-    assert set(job.act().ids) == set(ids(*names))
+    current = job.current() if frozen else job.act()
+    assert set(current.ids) == set(ids(*names))
     stored = job.view().round
     assert stored is not None
     for name in names:
@@ -183,10 +249,6 @@ def train(job: Job, names: str = "zab") -> Round:
     current = job.act()
     job.idle()
     return current
-
-
-def ids(*names: str) -> tuple[str, ...]:
-    return tuple(identity(name) for name in names)
 
 
 def test_member_lost_again_is_left_out_until_it_was_registered_for_the_delay() -> None:
@@ -211,6 +273,56 @@ def test_gang_that_cannot_form_without_the_member_admits_it_at_once() -> None:
     assert set(job.act().ids) == set(ids("a", "b", "c", "z"))
 
 
+@pytest.mark.parametrize(
+    ("others", "held", "idle"),
+    [(3, 1, True), (2, 1, False), (2, 2, False), (3, 3, True), (5, 1, True), (7, 1, False)],
+)
+def test_others_are_idle_in_the_gaps_of_a_node_increment(
+    others: int, held: int, idle: bool
+) -> None:
+    bounds = RendezvousParams(2, 6, increment=2)
+    assert repeated_losses.leaves_others_idle(bounds, others, held) is idle
+    assert not repeated_losses.leaves_others_idle(replace(bounds, increment=1), others, held)
+
+
+GAPS = {"min_nodes": 2, "max_nodes": 4, "increment": 2}
+
+
+def test_member_that_others_need_joins_after_the_shared_delay() -> None:
+    """A round of two leaves one of the other three idle: not for 300 s."""
+    job = lose(flapping(times=8, **GAPS)).member("c", session="s2", round=1)
+    first = job.act().ids
+    assert len(first) == 2
+    assert identity("c") not in first
+    train(job, [name for name in "zab" if identity(name) in first], frozen=True)
+    job.later(LONGEST_SHARED_DELAY_SECONDS - 0.1).idle()
+    joined = job.later(0.1).act()
+    assert (joined.number, joined.cause.kind) == (3, CauseKind.JOIN)
+    assert "c" in joined.cause.members
+
+
+@pytest.mark.parametrize(("early", "size"), [(0.1, 2), (0.0, 4)])
+def test_round_that_opens_after_the_shared_delay_includes_the_member(
+    early: float, size: int
+) -> None:
+    job = flapping(times=8, stop_grace_seconds=60, **GAPS).later(2)
+    job.change("c", state=WAITING, round=1).act()
+    stop(job.idle().later(LONGEST_SHARED_DELAY_SECONDS - early), *"zab")
+    frozen = job.act().ids
+    assert (len(frozen), identity("c") in frozen) == (size, size == 4)
+
+
+def test_members_that_were_not_lost_again_have_ranks_first() -> None:
+    """Four have ranks; a and b are among them, although c, d and e are survivors as well."""
+    job = Job(*"zcdeab", min_nodes=4, max_nodes=4, settle_seconds=0)
+    losses = tuple(row(name, 3, 1) for name in "cde")
+    job.sealed(*"zcde", losses=losses).round(2, previous=1, nodes=4, losses=losses)
+    stop(job, *"zcde")
+    frozen = job.act().ids
+    assert len(frozen) == 4
+    assert {identity(name) for name in "zab"} <= set(frozen)
+
+
 def test_new_session_of_the_member_starts_the_delay_again() -> None:
     """An agent that loses its lease while it waits is still starved."""
     job = lose(flapping(max_nodes=4)).member("c", session="s2", round=1)
@@ -225,6 +337,20 @@ def test_first_session_waits_as_long_if_it_was_never_gone() -> None:
     job = flapping(max_nodes=4).later(2).change("c", state=WAITING, round=1)
     assert job.act().cause.members == ("c",)
     stop(job, *"zab")
+    assert set(job.act().ids) == set(ids("a", "b", "z"))
+
+
+def test_second_row_of_one_session_starts_the_delay_again() -> None:
+    """The time since the same number of losses of an earlier row, which ended, does not count."""
+    job = flapping(max_nodes=4).later(2).change("c", state=WAITING, round=1)
+    job.act()
+    stop(job, *"zab")
+    train(job)
+    job.later(LEASE).act()
+    job.sealed(*"zabc", number=3, losses=(row("c", 1, 2),)).idle()
+    job.later(2).change("c", state=WAITING, round=3)
+    assert job.act().losses[0].times == 2
+    stop(job, *"zab", round=3)
     assert set(job.act().ids) == set(ids("a", "b", "z"))
 
 
@@ -321,5 +447,6 @@ def test_text_of_a_held_back_member() -> None:
         row("c", 3, last_ms=UTC_MS + 40_400), RendezvousParams(1, 2, keep_alive_seconds=4)
     )
     assert shown.text == (
-        "c was lost 3 times in 40 s without progress; it is admitted again 8 s after it registers"
+        "c was lost 3 times in 40 s without progress, so it waits for 8 s after it registers, "
+        "unless other nodes need it"
     )
