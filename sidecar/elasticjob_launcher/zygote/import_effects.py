@@ -58,6 +58,7 @@ class Effects:
         self._on_temporary = on_temporary
         self._startup = startup
         self._active = self._hooked = False
+        self._pid = 0
         self._before: dict[str, Any] = {}
         self.identifiers = Identifiers(exit_functions=not startup)
         self.settings, self.replacements = Settings(), Replacements()
@@ -78,6 +79,7 @@ class Effects:
         if not self._hooked:
             sys.addaudithook(self._hook())  # remains in all forks, but inactive
             self._hooked = True
+        self._pid = getpid()  # another one in a successor
         self.identifiers.start()
         self.replacements.start()
         self._before = _state()
@@ -138,7 +140,6 @@ class Effects:
     # --- actions during an import, from Python's audit events
 
     def _hook(self) -> Callable[[str, tuple[Any, ...]], None]:
-        pid = getpid()
         kinds: dict[str, Callable[..., None]] = {
             "open": self._opens,
             "os.mkdir": self._makes_folder,
@@ -162,7 +163,7 @@ class Effects:
             if not self._active:
                 return
             does = find(event)
-            if does is not None and getpid() == pid:
+            if does is not None and getpid() == self._pid:
                 self._active = False
                 try:
                     does(*details)

@@ -55,7 +55,9 @@ print(sorted(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/pr
 
 
 @pytest.mark.parametrize(
-    "env", [{"OMP_PROC_BIND": "close"}, {"GOMP_CPU_AFFINITY": "1 0"}], ids=lambda env: [*env][0]
+    "env",
+    [{"OMP_PROC_BIND": "close"}, {"GOMP_CPU_AFFINITY": "1 0"}],
+    ids=lambda env: next(iter(env)),
 )
 def test_processors_of_bound_threads_are_same_warm_and_cold(
     tmp_path: Path, env: dict[str, str]
