@@ -86,7 +86,7 @@ class Identifiers:
         self._states: dict[str, Any] = {}
         self._modules: set[str] = set()
         self._noted: dict[str, str] = {}
-        self._numbered = False
+        self._numbered: set[str] = set()
         self._began = (0.0, 0.0)
         self._fresh: list[tuple[Any, Any, str]] = []
         self._unseeded: list[Any] = []
@@ -158,7 +158,7 @@ class Identifiers:
     def begin(self) -> None:
         self._noted = {}
         self._fresh.clear()
-        self._numbered = False
+        self._numbered = set()
         self._times.clear()
         self._modules = set(sys.modules)
         self._began = (time.time(), time.monotonic())
@@ -196,13 +196,19 @@ class Identifiers:
                 ranks = (os.environ[variable] for variable in variables if variable in os.environ)
                 keeper.rank = int(next(ranks, 0))
 
-    def names_one_process(self, path: str) -> bool:
-        """Return True if a file's name has an identifier drawn here, or the process number."""
+    def names_draw(self, path: str) -> bool:
+        """Return True if a file's name has an identifier drawn here."""
+        digits = os.path.basename(path).replace("-", "").lower()  # noqa: PTH119
+        return any(each in digits for each in self._drawn)
+
+    def names_process(self, path: str, module: str) -> bool:
+        """Return True if a file's name has the process number, which the module's package has read.
+
+        In a container that number is small, so a fixed name may have it by chance.
+        """
         name = os.path.basename(path)  # noqa: PTH119
-        digits = name.replace("-", "").lower()
-        if any(each in digits for each in self._drawn):
-            return True
-        return self._numbered and bool(re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name))
+        has_number = re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name)
+        return bool(has_number) and module.partition(".")[0] in self._numbered
 
     # --- calls
 
@@ -238,7 +244,9 @@ class Identifiers:
         self._note("registers a function for the end of the program (atexit)", unless="weakref")
 
     def _numbers(self) -> None:
-        self._numbered = self._numbered or bool(calling_module())
+        package = calling_module().partition(".")[0]
+        if package:
+            self._numbered.add(package)
 
     def _note(self, reason: str, unless: str) -> None:
         module = calling_module(unless)

@@ -378,7 +378,8 @@ UNIQUE_NAMES = {
 def test_standby_removes_what_it_made_under_a_name_of_its_own(
     tmp_path: Path, installed: Path, name: str, kind: str
 ) -> None:
-    """Files of fixed names stay: workers may use them by then."""
+    """Files of fixed names stay: workers may use them by then. So do folders with the process
+    number, which a fixed name may have by chance."""
     makes = {"file": "path.touch()", "folder": "path.mkdir(); (path / 'x').touch()"}[kind]
     (tmp_path / "made").mkdir()
     (installed / "odd_pkg.py").write_text(
@@ -387,8 +388,8 @@ def test_standby_removes_what_it_made_under_a_name_of_its_own(
     )
     path = script(tmp_path / "code", "import odd_pkg\nprint(odd_pkg.path.name)\n")
     made_by_worker = said_warm(tmp_path / "logs", path).strip()
-    left = sorted(each.name for each in (tmp_path / "made").iterdir())
-    assert left == sorted([made_by_worker, "settings"])
+    left = {each.name for each in (tmp_path / "made").iterdir()} - {made_by_worker, "settings"}
+    assert len(left) == ((name, kind) == ("process number", "folder"))
 
 
 HOOK = """
