@@ -296,8 +296,7 @@ class Identifiers:
 
 
 def _only_reseeds(options: Mapping[str, Any]) -> bool:
-    """Return True if a function registered for forks is one of the child alone, and its name says
-    that it seeds."""
+    """Return True for one function that a fork runs in the child, with `seed` in its name."""
     name = getattr(options.get("after_in_child"), "__name__", "")
     return len(options) == 1 and "seed" in str(name).lower()
 

@@ -102,7 +102,8 @@ class Zygote:
         self._dates: Sequence[object] = ()
         self._keeps_group = False
         self._resume_collection: Callable[[], None] = gc.enable
-        self._processors = self._allowed_processors()
+        self._launcher_processors = os.sched_getaffinity(self._launcher)
+        self._own_processors = os.sched_getaffinity(0)
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """Handle requests; return, in each worker, a function that gives its program."""
@@ -205,15 +206,11 @@ class Zygote:
         self._reading, self._dates = now, _file_stamps(now.files)
         return ""
 
-    def _allowed_processors(self) -> tuple[set[int], set[int]]:
-        """Return the processors of this process and those of the launcher."""
-        return os.sched_getaffinity(0), os.sched_getaffinity(self._launcher)
-
     def _misplaced(self) -> str:
         """Return the reason if libgomp has bound its threads to former processors of the launcher;
         empty otherwise."""
-        own, before = self._processors
-        if own == before or self._allowed_processors()[1] == before:
+        before = self._launcher_processors
+        if self._own_processors == before or os.sched_getaffinity(self._launcher) == before:
             return ""
         return "the processors of the launcher have changed since threads were bound to them"
 
@@ -299,7 +296,7 @@ class Zygote:
             guard.effects.clean_up()
             self._end_unfit(guard.refusals, "")
         self._end_if_unfit(unfit_for_fork())
-        self._processors = self._allowed_processors()
+        self._own_processors = os.sched_getaffinity(0)
         gc.collect()
         gc.freeze()  # keeps these pages shared during the workers' collections
 

@@ -21,12 +21,14 @@ from elasticjob_launcher.zygote.search_path import is_python_module
 
 class _Setting(NamedTuple):
     """Setting that `read` returns while the module `of` is loaded; an import changes it if the
-    values before and after it are `changed`."""
+    values before and after it are `changed`. `binds`: True for the processors of this thread.
+    """
 
     of: str
     name: str
     read: Callable[[Any], Any]
     changed: Callable[[Any, Any], bool] = ne
+    binds: bool = False
 
 
 def _hooks(module: Any) -> list[Any]:
@@ -130,7 +132,6 @@ def _differ(before: list[Any], now: list[Any]) -> bool:
     return len(before) != len(now) or not all(map(is_, before, now))
 
 
-PROCESSORS = "the processors in use"
 _SETTINGS = (
     _Setting("sys", "a hook of sys", _hooks),
     _Setting("sys", "sys.argv", lambda module: list(module.argv)),
@@ -151,7 +152,7 @@ _SETTINGS = (
     _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
     _Setting("resource", "a limit of resources", _limits),
     _Setting("posix", "the priority", lambda module: module.getpriority(module.PRIO_PROCESS, 0)),
-    _Setting("posix", PROCESSORS, _processors, _changes_processors),
+    _Setting("posix", "the processors in use", _processors, _changes_processors, binds=True),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
     _Setting("sys", "a hook or limit of sys", _rare_settings),
@@ -186,7 +187,7 @@ _SETTINGS = (
     _Setting("torch", "a mode or flag of torch", _torch_flags),
 )
 _MODULES = frozenset(setting.of for setting in _SETTINGS)
-_CHANGED = {setting.name: setting.changed for setting in _SETTINGS}
+_BY_NAME = {setting.name: setting for setting in _SETTINGS}
 _ACCEPTED = frozenset(
     {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
 )
@@ -247,7 +248,7 @@ class Settings:
         """Attribute the settings changed since the last call to a module; return all settings."""
         now = _read()
         for key in _changed(self._last, now):
-            if key == PROCESSORS:
+            if _BY_NAME[key].binds:
                 self.unbound.update(loaded_openblas())
             if key in now and now[key] == self._before.get(key, self):
                 self._changers.pop(key, None)  # restored
@@ -269,17 +270,17 @@ class Settings:
             (f"changes {name} when it is imported", module)
             for name in _changed(self._before, _read())
             for module in self._changers.get(name) or ("",)
-            if not _is_accepted(name, module)
+            if not _is_accepted(_BY_NAME[name], module)
         ]
 
 
-def _is_accepted(setting: str, module: str) -> bool:
+def _is_accepted(setting: _Setting, module: str) -> bool:
     """Return True if the workers may inherit the setting that the module has changed.
 
     With OMP_PROC_BIND or GOMP_CPU_AFFINITY, libgomp binds the thread that loads it to the first of
     its places, in a cold worker as in this process.
     """
-    binds = setting == PROCESSORS and module.partition(".")[0] in TRUSTED
+    binds = setting.binds and module.partition(".")[0] in TRUSTED
     return binds or module in _ACCEPTED
 
 
@@ -349,7 +350,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in before.items()
-        if name not in now or _CHANGED[name](value, now[name])
+        if name not in now or _BY_NAME[name].changed(value, now[name])
     ]
 
 
