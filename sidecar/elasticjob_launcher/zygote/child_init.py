@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticjob_launcher.zygote.fork_safety import bad_fork, memory_maps
@@ -50,11 +50,14 @@ def restore_thread_counts(
     env: Mapping[str, str],
     applied: Mapping[str, str | None],
     counted: Mapping[str, Mapping[str, str]],
+    unbound: Collection[str],
+    launcher: int,
 ) -> None:
     """Give numexpr and each loaded OpenBLAS the thread count of a cold start.
 
     `env` is the worker's environment. `applied` are the changes that its program will make to it.
-    `counted` are, by library path, those made before that library is loaded.
+    `counted` are, by library path, those made before that library is loaded. The threads of the
+    `unbound` libraries may use all processors of the launcher.
     """
     numexpr: Any = getattr(sys.modules.get("numexpr"), "utils", None)
     if hasattr(numexpr, "_init_num_threads"):
@@ -70,9 +73,22 @@ def restore_thread_counts(
             threads = getattr(library, name.format("set_num_threads"), None)
             processors = getattr(library, name.format("get_num_procs"), None)
             if threads is not None and processors is not None:
-                most = processors()
-                threads(min(_requested_threads({**env, **counted.get(path, {})}) or most, most))
+                wanted = _requested_threads({**env, **counted.get(path, {})})
+                with _processors_of(launcher if path in unbound else 0):
+                    most = processors()
+                    threads(min(wanted or most, most))
                 break
+
+
+@contextlib.contextmanager
+def _processors_of(pid: int) -> Iterator[None]:
+    """Let this thread, and those that it starts, use the processors of that process."""
+    own = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # the processors are changed at the same time
+        os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    yield
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, own)
 
 
 def _requested_threads(env: Mapping[str, str]) -> int:
@@ -115,12 +131,13 @@ def become_worker(
     here: Mapping[str, str],
     applied: Mapping[str, str | None],
     counted: Mapping[str, Mapping[str, str]],
+    unbound: Collection[str],
 ) -> None:
     """Become the worker or exit; after an exit the launcher starts the worker cold.
 
     `here` is the environment after preloading. `applied` are the changes that the program was
     predicted to make to it; `counted` are, by library path, those made before the library is
-    loaded.
+    loaded. `unbound` are the libraries whose threads may use all processors of the launcher.
     """
     os.setsid()
     await_adoption(launcher)
@@ -140,7 +157,7 @@ def become_worker(
     _reseed_generators()
     _reset_start_time()
     _reset_native_id()
-    restore_thread_counts(env, applied, counted)
+    restore_thread_counts(env, applied, counted, unbound, launcher)
     _unfreeze(sys.modules["__main__"].__dict__)
 
 

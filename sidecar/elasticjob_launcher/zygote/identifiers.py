@@ -14,11 +14,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from os import getpid
-from types import CodeType, ModuleType
 from typing import Any
 
+from elasticjob_launcher.zygote.kept_values import DrawnValues, Literals, module_values
 from elasticjob_launcher.zygote.search_path import is_python_module
 
 # Packages whose identifiers and exit functions stay within the process. Their other effects, such
@@ -41,21 +42,22 @@ RANKED = {
 """Modules that read their worker's rank while imported: the function that keeps it in `rank`, and
 the variables, of which the first one set applies. It is set again in each worker."""
 GENERATORS = ("random", "numpy.random", "torch")
-MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 MOST_DRAWN = 1000
+MOST_TIMES = 10_000
 _TELLING_BYTES = 4
 _NUMBERS = (
     *((os, name) for name in ("getpid", "getpgrp", "getpgid", "getsid")),
     (threading, "get_native_id"),
 )
 _PROCESSOR_TIMES = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
-_DEEP = 3
-_UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
 class _ReportingFunction:
-    """Wrapper around a built-in function that reports each call and passes its result on."""
+    """Wrapper around a built-in function that reports each call and passes its result on.
+
+    Packages may keep it, as in a default argument: `end` ends its reports.
+    """
 
     def __init__(
         self,
@@ -66,12 +68,18 @@ class _ReportingFunction:
         self.function = function
         self._report = report
         self._keep = keep
+        self._ended = False
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if self._ended:
+            return self.function(*args, **options)
         self._report()
         result = self.function(*args, **options)
         self._keep(result)
         return result
+
+    def end(self) -> None:
+        self._ended = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
@@ -86,7 +94,7 @@ class Identifiers:
         self._states: dict[str, Any] = {}
         self._modules: set[str] = set()
         self._noted: dict[str, str] = {}
-        self._numbered = False
+        self._numbered: set[str] = set()
         self._began = (0.0, 0.0)
         self._fresh: list[tuple[Any, Any, str]] = []
         self._unseeded: list[Any] = []
@@ -107,7 +115,7 @@ class Identifiers:
         for holder, name in _NUMBERS:
             self._put(holder, name, _ReportingFunction(getattr(holder, name), self._numbers))
         for name in _PROCESSOR_TIMES:
-            function = _ReportingFunction(getattr(time, name), lambda: None, self._times.add)
+            function = _ReportingFunction(getattr(time, name), lambda: None, self._keep_time)
             self._put(time, name, function)
         if self._exit_functions:
             self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
@@ -122,8 +130,10 @@ class Identifiers:
         self._put(random.Random, "seed", seed_and_record)
 
     def stop(self) -> None:
-        for holder, name, before, _ in self._replaced:
+        for holder, name, before, put in self._replaced:
             setattr(holder, name, before)
+            if isinstance(put, _ReportingFunction):
+                put.end()
         functions = {id(put): before for _, _, before, put in self._replaced}
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", None)
@@ -131,6 +141,7 @@ class Identifiers:
                 for name in [n for n, value in list(names.items()) if id(value) in functions]:
                     names[name] = functions[id(names[name])]
         self._replaced = []
+        self._times.clear()
 
     def _put(self, holder: Any, name: str, function: Any) -> None:
         self._replaced.append((holder, name, getattr(holder, name), function))
@@ -158,7 +169,7 @@ class Identifiers:
     def begin(self) -> None:
         self._noted = {}
         self._fresh.clear()
-        self._numbered = False
+        self._numbered = set()
         self._times.clear()
         self._modules = set(sys.modules)
         self._began = (time.time(), time.monotonic())
@@ -181,10 +192,14 @@ class Identifiers:
         """Set again, in a worker, what imports took from entropy or from the worker's rank.
 
         Register what packages registered for forks: the worker's own forks run it, the fork that
-        made the worker has not.
+        made the worker has not. Call only functions that reseed a generator, such as the one of
+        uuid_utils: others may mark the process as a child that must not use the package.
         """
         for options in self._at_fork:
             os.register_at_fork(**options)
+            if _only_reseeds(options):
+                with suppress(Exception):  # after a fork Python ignores its errors as well
+                    options["after_in_child"]()
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():
@@ -196,13 +211,19 @@ class Identifiers:
                 ranks = (os.environ[variable] for variable in variables if variable in os.environ)
                 keeper.rank = int(next(ranks, 0))
 
-    def names_one_process(self, path: str) -> bool:
-        """Return True if a file's name has an identifier drawn here, or the process number."""
+    def names_draw(self, path: str) -> bool:
+        """Return True if a file's name has an identifier drawn here."""
+        digits = os.path.basename(path).replace("-", "").lower()  # noqa: PTH119
+        return any(each in digits for each in self._drawn)
+
+    def names_process(self, path: str, module: str) -> bool:
+        """Return True if a file's name has the process number, which the module's package has read.
+
+        In a container that number is small, so a fixed name may have it by chance.
+        """
         name = os.path.basename(path)  # noqa: PTH119
-        digits = name.replace("-", "").lower()
-        if any(each in digits for each in self._drawn):
-            return True
-        return self._numbered and bool(re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name))
+        has_number = re.search(rf"(?<![0-9A-Za-z.]){getpid()}(?!\d)", name)
+        return bool(has_number) and module.partition(".")[0] in self._numbered
 
     # --- calls
 
@@ -231,6 +252,10 @@ class Identifiers:
         if len(data) >= _TELLING_BYTES:
             self._drawn.append(data[:_TELLING_BYTES].hex())
 
+    def _keep_time(self, read: float) -> None:
+        if len(self._times) < MOST_TIMES:
+            self._times.add(read)
+
     def _draws(self) -> None:
         self._note(_DRAWS, unless="tempfile")
 
@@ -238,7 +263,9 @@ class Identifiers:
         self._note("registers a function for the end of the program (atexit)", unless="weakref")
 
     def _numbers(self) -> None:
-        self._numbered = self._numbered or bool(calling_module())
+        package = calling_module().partition(".")[0]
+        if package:
+            self._numbered.add(package)
 
     def _note(self, reason: str, unless: str) -> None:
         module = calling_module(unless)
@@ -256,11 +283,11 @@ class Identifiers:
         )
         if not new:
             return []
-        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0, self._times)
-        literals = _Literals(new)
+        drawn = DrawnValues(self._began, getpid() if self._numbered else 0, self._times)
+        literals = Literals(new)
         found = []
         for name in new:
-            for value in _values(sys.modules[name], name):
+            for value in module_values(sys.modules[name], name):
                 what = drawn.is_one(value)
                 if what and (drawn.is_process(value) or not literals.include(value, name)):
                     found.append((f"keeps {what} (module {name})", name))
@@ -268,174 +295,10 @@ class Identifiers:
         return found
 
 
-class _DrawnValues:
-    """Recogniser of values taken from the clock during an import, or from the process number.
-
-    `times` are the processor times that were read.
-    """
-
-    def __init__(self, began: tuple[float, float], pid: int, times: Collection[float] = ()) -> None:
-        self._times = times
-        self._wall = (began[0] - 0.001, time.time() + 0.001)
-        self._monotonic = (began[1], time.monotonic())
-        self._pid = pid
-        self._number = re.compile(rf"(?<!\d){pid}(?!\d)") if pid else None
-        self._texts = set()
-        for second in range(
-            int(self._wall[0]), min(int(self._wall[1]), int(self._wall[0]) + 99) + 1
-        ):
-            self._texts.add(str(second))
-            for moment in (time.localtime(second), time.gmtime(second)):
-                self._texts.add(time.strftime("%Y%m%d%H%M", moment))
-                self._texts.add(time.strftime("%m%d%H%M%S", moment))
-
-    def is_one(self, value: Any) -> str:
-        """Return a description of a drawn value; empty for any other value."""
-        try:
-            return self._is_one(value)
-        except (ArithmeticError, ValueError, OSError):  # a number or date out of any clock's range
-            return ""
-
-    def is_process(self, value: Any) -> bool:
-        """Return True if the value is the process number, or a text that contains it."""
-        if self._number is None:
-            return False
-        if type(value) is str:
-            return len(value) <= 400 and bool(self._number.search(value))
-        return type(value) is int and value == self._pid
-
-    def _is_one(self, value: Any) -> str:
-        if self.is_process(value):
-            return "the process number"
-        kind = type(value)
-        if kind in (float, int) and value in self._times:
-            return "its processor time"
-        if kind is float:
-            low, high = self._monotonic
-            known = self._in(value) or (low <= value <= high and value != int(value))
-            return "the time of its import" if known else ""
-        if kind is int:
-            return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
-        if kind is str and len(value) <= 400:
-            digits = re.sub(r"\D", "", value)
-            if len(digits) >= 10 and any(text in digits for text in self._texts):
-                return "the time of its import"
-        elif kind is time.struct_time:
-            return "the time of its import" if self._in(time.mktime(value)) else ""
-        elif kind.__name__ == "datetime" and kind.__module__ == "datetime":
-            moments = (value, value.replace(tzinfo=_utc()))
-            known = any(self._in(moment.timestamp()) for moment in moments)
-            return "the time of its import" if known else ""
-        return ""
-
-    def _in(self, seconds: float) -> bool:
-        low, high = self._wall
-        return low - 1 <= seconds <= high and (seconds >= low or seconds == int(seconds))
-
-
-class _Literals:
-    """Literals in the source of these modules, which may equal the time by chance: on a machine
-    that has just started, `time.monotonic` is a small number.
-
-    For the process number there is no exception: it is a small number in every container, so a
-    literal may equal one that the module does keep.
-    """
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._modules = modules
-        self._of: dict[str, frozenset[tuple[type, Any]]] = {}
-
-    def include(self, value: Any, module: str) -> bool:
-        """Return True if the module, or a module of its package, has the value as a literal."""
-        key = (type(value), value)
-        if key[0] not in (int, float, str):
-            return False
-        package = module.partition(".")[0]
-        rest = (name for name in self._modules if name.partition(".")[0] == package)
-        return any(key in self._literals(name) for name in (module, *rest))
-
-    def _literals(self, module: str) -> frozenset[tuple[type, Any]]:
-        if module not in self._of:
-            self._of[module] = frozenset(_literals(module))
-        return self._of[module]
-
-
-def _literals(module: str) -> Iterator[tuple[type, Any]]:
-    """Yield the numbers and texts in a module's Python code, with their types."""
-    loader: Any = getattr(getattr(sys.modules[module], "__spec__", None), "loader", None)
-    try:
-        todo = [loader.get_code(module)]
-    except (AttributeError, ImportError, OSError, SyntaxError, ValueError):
-        return
-    while todo:
-        value = todo.pop()
-        kind = type(value)
-        if kind is CodeType:
-            todo += value.co_consts
-        elif kind in (tuple, frozenset):
-            todo += value
-        elif kind in (int, float, str):
-            yield kind, value
-
-
-def _utc() -> Any:
-    return sys.modules["datetime"].timezone.utc
-
-
-def _values(module: Any, name: str) -> Iterator[Any]:
-    """Yield the values that a module holds, including its containers, classes and objects."""
-    todo: list[tuple[Any, int]] = [(_names(module), 0)]
-    seen: set[int] = set()
-    count = 0
-    while todo and count < MOST_VALUES:
-        holder, deep = todo.pop()
-        if id(holder) in seen:
-            continue
-        seen.add(id(holder))
-        for value in list(holder.values() if isinstance(holder, dict) else holder):
-            count += 1
-            kind = type(value)
-            if kind in (str, int, float):
-                yield value
-            elif kind in (dict, list, tuple, set):
-                if deep < _DEEP and len(value) <= 1000:
-                    todo.append((value, deep + 1))
-            elif _module_of(kind) in ("datetime", "time"):
-                yield value
-            elif deep < _DEEP:
-                own = (
-                    _module_of(value) == name
-                    if issubclass(kind, type)
-                    else _module_of(kind) == name
-                )
-                if own:
-                    todo.append((_names(value), deep + 1))
-                elif not issubclass(kind, (type, ModuleType)):
-                    yield from _process_numbers(value)
-
-
-def _process_numbers(value: Any) -> Iterator[int]:
-    """Yield the attributes of another module's object that hold a process number by their name."""
-    for name, each in _names(value).items():
-        if type(each) is int and "pid" in name:
-            yield each
-
-
-def _names(value: Any) -> dict[str, Any]:
-    """Return an object's attributes without running any of its code."""
-    look = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
-    try:
-        return dict(look(value, "__dict__"))
-    except Exception:
-        return {}
-
-
-def _module_of(kind: Any) -> str:
-    """Return the module name of a class."""
-    try:
-        return str(type.__getattribute__(kind, "__module__"))
-    except Exception:
-        return ""
+def _only_reseeds(options: Mapping[str, Any]) -> bool:
+    """Return True for one function that a fork runs in the child, with `seed` in its name."""
+    name = getattr(options.get("after_in_child"), "__name__", "")
+    return len(options) == 1 and "seed" in str(name).lower()
 
 
 def calling_module(unless: str = "") -> str:

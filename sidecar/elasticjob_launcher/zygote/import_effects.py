@@ -58,16 +58,19 @@ class Effects:
         self._on_temporary = on_temporary
         self._startup = startup
         self._active = self._hooked = False
+        self._pid = 0
         self._before: dict[str, Any] = {}
         self.identifiers = Identifiers(exit_functions=not startup)
         self.settings, self.replacements = Settings(), Replacements()
         self._status: dict[str, str] = {}
         self._threads = 1
         self.temporary: list[str] = []
+        self._numbered: list[str] = []
         self._clear()
 
     def _clear(self) -> None:
         self._made: dict[str, tuple[str, str]] = {}
+        self._made_by_number: list[str] = []
         self._noted: dict[str, tuple[str, str]] = {}
         self._locked: dict[int, str] = {}
         self._spawned = False
@@ -78,6 +81,7 @@ class Effects:
         if not self._hooked:
             sys.addaudithook(self._hook())  # remains in all forks, but inactive
             self._hooked = True
+        self._pid = getpid()  # another one in a successor
         self.identifiers.start()
         self.replacements.start()
         self._before = _state()
@@ -134,11 +138,13 @@ class Effects:
             tracker._resource_tracker._stop()  # removes shared memory
         for path in self.temporary:
             remove_path(path)
+        for path in self._numbered:
+            with suppress(OSError):  # such as a folder: its name may have the number by chance
+                os.unlink(path)  # noqa: PTH108
 
     # --- actions during an import, from Python's audit events
 
     def _hook(self) -> Callable[[str, tuple[Any, ...]], None]:
-        pid = getpid()
         kinds: dict[str, Callable[..., None]] = {
             "open": self._opens,
             "os.mkdir": self._makes_folder,
@@ -162,7 +168,7 @@ class Effects:
             if not self._active:
                 return
             does = find(event)
-            if does is not None and getpid() == pid:
+            if does is not None and getpid() == self._pid:
                 self._active = False
                 try:
                     does(*details)
@@ -189,7 +195,9 @@ class Effects:
             self._make(name, "folder")
 
     def _makes_temporary(self, path: Any) -> None:
-        self._make(_absolute(path), "temporary file or folder", unique=True)
+        name = _absolute(path)
+        if not os.path.lexists(name):
+            self._make(name, "temporary file or folder", drawn=True)
 
     def _renames(self, old: Any, new: Any, old_fd: int, new_fd: int) -> None:
         source, target = _absolute(old, old_fd), _absolute(new, new_fd)
@@ -206,7 +214,9 @@ class Effects:
             self._note(name, f"removes {name}")
 
     def _links(self, source: Any, path: Any, *fds: int) -> None:
-        self._make(_absolute(path, fds[-1] if fds else -1), "link")
+        name = _absolute(path, fds[-1] if fds else -1)
+        if not os.path.lexists(name):
+            self._make(name, "link")
 
     def _changes(self, path: Any, *details: Any) -> None:
         if not isinstance(path, int):
@@ -224,22 +234,29 @@ class Effects:
 
     def _binds(self, socket: Any, address: Any) -> None:
         if isinstance(address, (str, bytes)) and not os.fsdecode(address).startswith("\0"):
-            self._make(_absolute(address), "socket")
+            name = _absolute(address)
+            if not os.path.lexists(name):
+                self._make(name, "socket")
 
     def _spawns(self, *details: Any) -> None:
         self._spawned = True
 
-    def _make(self, name: str, kind: str, unique: bool = False) -> None:
+    def _make(self, name: str, kind: str, drawn: bool = False) -> None:
         """Record a creation; caches of trusted packages have the same names in every process.
 
-        `unique`: True if each process creates another name. Such a path is removed at the end.
+        `drawn`: True if the name has an identifier that each process draws. Such a path is removed
+        at the end. A file with the process number is removed only by this process, which knows that
+        it has made it.
         """
         maker = calling_module()
-        unique = unique or self.identifiers.names_one_process(name)
-        if unique and name not in self._made:
-            self.temporary.append(name)
-            self._on_temporary(name)
-        if maker or unique:
+        drawn = drawn or self.identifiers.names_draw(name)
+        if name not in self._made and not _is_cache(name):
+            if drawn:
+                self.temporary.append(name)
+                self._on_temporary(name)
+            elif self.identifiers.names_process(name, maker):
+                self._made_by_number.append(name)
+        if maker or drawn:
             reason = f"makes the {kind} {name} when it is imported"
             self._made.setdefault(name, (reason, maker))
         else:
@@ -251,6 +268,7 @@ class Effects:
 
     def _files(self, now: dict[str, Any]) -> list[Effect]:
         """Return created files that still exist, other file changes and held locks."""
+        self._numbered += filter(os.path.lexists, self._made_by_number)
         made = [
             each
             for name, each in self._made.items()

@@ -102,6 +102,8 @@ class Zygote:
         self._dates: Sequence[object] = ()
         self._keeps_group = False
         self._resume_collection: Callable[[], None] = gc.enable
+        self._launcher_processors = os.sched_getaffinity(self._launcher)
+        self._own_processors = os.sched_getaffinity(0)
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """Handle requests; return, in each worker, a function that gives its program."""
@@ -204,6 +206,14 @@ class Zygote:
         self._reading, self._dates = now, _file_stamps(now.files)
         return ""
 
+    def _misplaced(self) -> str:
+        """Return the reason if libgomp has bound its threads to former processors of the launcher;
+        empty otherwise."""
+        before = self._launcher_processors
+        if self._own_processors == before or os.sched_getaffinity(self._launcher) == before:
+            return ""
+        return "the processors of the launcher have changed since threads were bound to them"
+
     def _entry(self, guard: ImportGuard) -> list[Source]:
         target = self._target
         assert target is not None
@@ -286,6 +296,7 @@ class Zygote:
             guard.effects.clean_up()
             self._end_unfit(guard.refusals, "")
         self._end_if_unfit(unfit_for_fork())
+        self._own_processors = os.sched_getaffinity(0)
         gc.collect()
         gc.freeze()  # keeps these pages shared during the workers' collections
 
@@ -345,7 +356,7 @@ class Zygote:
         """
         page = ImportPage()
         self._pages.append(page)
-        trouble = unfit_for_fork() or self._outdated()
+        trouble = unfit_for_fork() or self._outdated() or self._misplaced()
         if trouble:
             os.write(streams.report, f"0 {trouble}".encode())
             return False
@@ -362,7 +373,15 @@ class Zygote:
         here = self._environment()
         for name in self._direct:
             os.unsetenv(name)
-        become_worker(streams, request["env"], self._launcher, here, self._applied, self._counted)
+        become_worker(
+            streams,
+            request["env"],
+            self._launcher,
+            here,
+            self._applied,
+            self._counted,
+            self._guard.effects.settings.unbound,
+        )
         if self._keeps_group:
             child_init.keep_first_process_group()
         self._resume_collection()

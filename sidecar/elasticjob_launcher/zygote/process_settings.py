@@ -10,21 +10,25 @@ import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
-from operator import is_
+from operator import is_, ne
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from elasticjob_launcher.zygote.child_init import loaded_openblas
 from elasticjob_launcher.zygote.identifiers import TRUSTED
 from elasticjob_launcher.zygote.search_path import is_python_module
 
 
 class _Setting(NamedTuple):
-    """Setting that `read` returns while the module `of` is loaded."""
+    """Setting that `read` returns while the module `of` is loaded; an import changes it if the
+    values before and after it are `changed`. `binds`: True for the processors of this thread.
+    """
 
     of: str
     name: str
     read: Callable[[Any], Any]
+    changed: Callable[[Any, Any], bool] = ne
+    binds: bool = False
 
 
 def _hooks(module: Any) -> list[Any]:
@@ -73,9 +77,38 @@ def _stack_size(module: Any) -> int:
     return size
 
 
+_LIMITS: list[int] = []
+"""Kinds of limits, from the first reading on."""
+
+
 def _limits(module: Any) -> list[Any]:
-    kinds = [getattr(module, name) for name in dir(module) if name.startswith("RLIMIT_")]
-    return [_result(partial(module.getrlimit, kind)) for kind in kinds]
+    if not _LIMITS:
+        kinds = [getattr(module, name) for name in dir(module) if name.startswith("RLIMIT_")]
+        _LIMITS.extend(kind for kind in dict.fromkeys(kinds) if _is_readable(module, kind))
+    return [*map(module.getrlimit, _LIMITS)]
+
+
+def _is_readable(module: Any, kind: int) -> bool:
+    return not isinstance(_result(lambda: module.getrlimit(kind)), type)
+
+
+class _Processors(NamedTuple):
+    """Processors that this process may use, and those of its parent, the launcher."""
+
+    own: set[int]
+    of_parent: set[int]
+
+
+def _processors(module: Any) -> _Processors:
+    return _Processors(module.sched_getaffinity(0), module.sched_getaffinity(module.getppid()))
+
+
+def _changes_processors(before: _Processors, now: _Processors) -> bool:
+    """Return True if the processors have changed, unless the launcher's have as well.
+
+    A change from outside, as by a kubelet or `taskset`, is one of the launcher too.
+    """
+    return before.own != now.own and before.of_parent == now.of_parent
 
 
 def _torch_flags(module: Any) -> list[Any]:
@@ -94,6 +127,11 @@ def _result(function: Callable[[], Any]) -> Any:
         return type(error)
 
 
+def _differ(before: list[Any], now: list[Any]) -> bool:
+    """Return True unless the lists hold the same objects; equal ones may be different."""
+    return len(before) != len(now) or not all(map(is_, before, now))
+
+
 _SETTINGS = (
     _Setting("sys", "a hook of sys", _hooks),
     _Setting("sys", "sys.argv", lambda module: list(module.argv)),
@@ -103,7 +141,7 @@ _SETTINGS = (
         "gc", "garbage collection", lambda module: (module.isenabled(), module.get_threshold())
     ),
     _Setting("sys", "a standard stream", _streams),
-    _Setting("builtins", "the names in builtins", lambda module: [*map(id, vars(module).values())]),
+    _Setting("builtins", "the names in builtins", lambda module: [*vars(module).values()], _differ),
     _Setting(
         "ssl",
         "the verification of certificates",
@@ -114,7 +152,7 @@ _SETTINGS = (
     _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
     _Setting("resource", "a limit of resources", _limits),
     _Setting("posix", "the priority", lambda module: module.getpriority(module.PRIO_PROCESS, 0)),
-    _Setting("posix", "the processors in use", lambda module: module.sched_getaffinity(0)),
+    _Setting("posix", "the processors in use", _processors, _changes_processors, binds=True),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
     _Setting("sys", "a hook or limit of sys", _rare_settings),
@@ -149,6 +187,7 @@ _SETTINGS = (
     _Setting("torch", "a mode or flag of torch", _torch_flags),
 )
 _MODULES = frozenset(setting.of for setting in _SETTINGS)
+_BY_NAME = {setting.name: setting for setting in _SETTINGS}
 _ACCEPTED = frozenset(
     {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
 )
@@ -188,9 +227,14 @@ def pause_collection() -> Callable[[], None]:
 
 
 class Settings:
-    """Observer of successive imports, each from `begin` to `found`."""
+    """Observer of successive imports, each from `begin` to `found`.
+
+    `unbound` are the OpenBLAS libraries that were loaded before another library bound this thread
+    to some of its processors.
+    """
 
     def __init__(self) -> None:
+        self.unbound: set[str] = set()
         self._before: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         self._changers: dict[str, list[str]] = {}
@@ -204,6 +248,8 @@ class Settings:
         """Attribute the settings changed since the last call to a module; return all settings."""
         now = _read()
         for key in _changed(self._last, now):
+            if _BY_NAME[key].binds:
+                self.unbound.update(loaded_openblas())
             if key in now and now[key] == self._before.get(key, self):
                 self._changers.pop(key, None)  # restored
             else:
@@ -224,8 +270,18 @@ class Settings:
             (f"changes {name} when it is imported", module)
             for name in _changed(self._before, _read())
             for module in self._changers.get(name) or ("",)
-            if module not in _ACCEPTED
+            if not _is_accepted(_BY_NAME[name], module)
         ]
+
+
+def _is_accepted(setting: _Setting, module: str) -> bool:
+    """Return True if the workers may inherit the setting that the module has changed.
+
+    With OMP_PROC_BIND or GOMP_CPU_AFFINITY, libgomp binds the thread that loads it to the first of
+    its places, in a cold worker as in this process.
+    """
+    binds = setting.binds and module.partition(".")[0] in TRUSTED
+    return binds or module in _ACCEPTED
 
 
 class Replacements:
@@ -270,7 +326,7 @@ class Replacements:
 def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the new functions in place of those that the module or class had."""
     now = vars(holder)
-    if all(map(is_, map(now.get, before), before.values())):
+    if all(map(is_, now.values(), before.values())):  # in the same order
         return []
     return [
         (f"{place}.{name}", now[name])
@@ -291,7 +347,11 @@ def _maker(function: Any) -> str:
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ, and those that can no longer be read."""
-    return [name for name, value in before.items() if name not in now or now[name] != value]
+    return [
+        name
+        for name, value in before.items()
+        if name not in now or _BY_NAME[name].changed(value, now[name])
+    ]
 
 
 def _read() -> dict[str, Any]:

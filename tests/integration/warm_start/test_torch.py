@@ -42,6 +42,36 @@ def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
     assert forked == cold
 
 
+BOUND_THREADS = """
+import sys
+print("torch" in sys.modules)
+import numpy, torch, os, threadpoolctl
+print(sorted((pool["internal_api"], pool["num_threads"], os.path.basename(pool["filepath"]))
+             for pool in threadpoolctl.threadpool_info()))
+torch.ones(4_000_000).sum(); numpy.ones((600, 600)) @ numpy.ones((600, 600))
+print(os.sched_getaffinity(0))
+print(sorted(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"OMP_PROC_BIND": "close"}, {"GOMP_CPU_AFFINITY": "1 0"}],
+    ids=lambda env: next(iter(env)),
+)
+def test_processors_of_bound_threads_are_same_warm_and_cold(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    """libgomp binds the thread that loads it, and numpy's OpenBLAS has its threads by then."""
+    path = script(tmp_path / "code", BOUND_THREADS)
+    cold, forked = (
+        output.split("\n", 1) for output in both(tmp_path, sys.executable, path, env=env)
+    )
+    assert (cold[0], forked[0]) == ("False", "True")
+    assert "openblas" in cold[1]
+    assert forked[1] == cold[1]
+
+
 NUMPY_THREADS = """
 import numpy, os
 import threadpoolctl

@@ -365,18 +365,24 @@ def test_workers_are_forked_at_once_while_the_zygote_loads_more(
     warm(tmp_path / "logs", scenario)
 
 
+LATER = {
+    "threads": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+    "file": "import os\nwith open(os.environ['PLACE'], 'a') as file:\n    file.write('x')\n",
+}
+
+
+@pytest.mark.parametrize("name", LATER)
 def test_later_import_that_is_refused_keeps_the_zygote_and_the_other_imports(
-    tmp_path: Path, installed: Path
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    (installed / "threads_pkg.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
-    )
+    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
+    (installed / "odd_pkg.py").write_text(LATER[name])
     (installed / "lazy_pkg.py").write_text("")
     path = script(
         tmp_path / "code",
         f"{LOADED}import time\nprint(there, flush=True)\ndef main():\n"
-        "    import threads_pkg, lazy_pkg\n    time.sleep(99)\nmain()\n",
+        "    import odd_pkg, lazy_pkg\n    time.sleep(99)\nmain()\n",
     )
     memory = tmp_path / "preload.json"
 
@@ -384,7 +390,7 @@ def test_later_import_that_is_refused_keeps_the_zygote_and_the_other_imports(
         await runtime.prepare(sys.executable, path, memory=str(memory))
         started = await runtime.start(sys.executable, path)
         await replaced(started)
-        assert json.loads(memory.read_text())["excluded"] == ["threads_pkg"]
+        assert json.loads(memory.read_text())["excluded"] == ["odd_pkg"]
         await runtime.kill()
         started = await runtime.start(sys.executable, path)
         assert started.warm, started.cold_reason

@@ -103,6 +103,78 @@ def test_process_number_that_equals_a_literal_by_chance_is_recognised(
     assert imported(monkeypatch, tmp_path / "other", own=f"import os\n{literal}") == []
 
 
+KEEPER = "import time\ndef keeps(timer=time.thread_time):\n    return timer()\n"
+
+
+@pytest.mark.parametrize("started_again", [False, True])
+def test_wrapper_kept_by_a_package_records_nothing_after_the_imports(started_again: bool) -> None:
+    names: dict[str, Any] = {"__name__": "some_pkg"}
+    identifiers = Identifiers()
+    identifiers.start()
+    identifiers.begin()
+    exec(KEEPER, names)
+    names["keeps"]()
+    assert len(identifiers._times) == 1
+    identifiers.stop()
+    if started_again:
+        identifiers.start()
+    try:
+        assert names["keeps"]() > 0
+        assert identifiers._times == set()
+    finally:
+        identifiers.stop()
+
+
+def test_recorded_processor_times_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob_launcher.zygote.identifiers.MOST_TIMES", 3)
+    numbers = itertools.count()
+    monkeypatch.setattr(time, "thread_time_ns", lambda: next(numbers))
+    identifiers = Identifiers()
+    identifiers.start()
+    try:
+        for _ in range(9):
+            time.thread_time_ns()
+        assert identifiers._times == {0, 1, 2}
+    finally:
+        identifiers.stop()
+
+
+FOR_FORKS = """
+import os
+def reseed_rng():
+    called.append("reseed_rng")
+def reseed_and_fail():
+    called.append("reseed_and_fail")
+    raise OSError
+def disable():
+    called.append("disable")
+def before():
+    called.append("before")
+os.register_at_fork(after_in_child=disable)
+os.register_at_fork(after_in_child=reseed_and_fail)
+os.register_at_fork(before=before, after_in_child=reseed_rng)
+os.register_at_fork(after_in_child=reseed_rng)
+"""
+
+
+def test_function_for_forks_is_called_in_a_worker_only_to_reseed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[dict[str, Any]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **options: registered.append(options))
+    called: list[str] = []
+    identifiers = Identifiers()
+    identifiers.start()
+    try:
+        exec(FOR_FORKS, {"__name__": "some_pkg", "called": called})
+    finally:
+        identifiers.stop()
+    assert (registered, called) == ([], [])
+    identifiers.set_new_values()
+    assert len(registered) == 4
+    assert called == ["reseed_and_fail", "reseed_rng"]
+
+
 @pytest.mark.parametrize("uptime", [15, 35, 60, 110, 190])
 def test_mpmath_is_preloaded_on_a_machine_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch, uptime: int

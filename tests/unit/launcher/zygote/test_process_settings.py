@@ -1,0 +1,127 @@
+"""Settings that an import changes, and modules whose changes the workers may inherit."""
+
+from __future__ import annotations
+
+import json
+import os
+import posix
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from elasticjob_launcher.zygote import process_settings
+from elasticjob_launcher.zygote.main import Zygote
+from elasticjob_launcher.zygote.process_settings import Replacements, Settings
+
+
+class Processors:
+    """Processors of this process (0) and of its parent, without a change of the real ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of = {0: {0, 1, 2}, os.getppid(): {0, 1, 2}}
+        monkeypatch.setattr(posix, "sched_getaffinity", lambda pid: set(self.of[pid]))
+        self.settings = Settings()
+        self.settings.begin()
+
+    def change(self, module: str, own: set[int], parent: set[int] | None = None) -> None:
+        self.of[0] = own
+        self.of[os.getppid()] = parent or self.of[os.getppid()]
+        self.settings.module_loaded(module)
+
+    def found(self) -> list[tuple[str, str]]:
+        return self.settings.found()
+
+
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> Processors:
+    return Processors(monkeypatch)
+
+
+def test_change_of_the_processors_by_a_module_is_found(processors: Processors) -> None:
+    processors.change("odd_pkg", {0})
+    assert processors.found() == [("changes the processors in use when it is imported", "odd_pkg")]
+
+
+@pytest.mark.parametrize("module", ["torch", "torch._C", "sklearn.utils"])
+def test_processors_bound_by_libgomp_of_a_trusted_package_are_ignored(
+    processors: Processors, module: str
+) -> None:
+    processors.change(module, {0})
+    assert processors.found() == []
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_processors_of_the_launcher_changed_from_outside_are_not_the_modules(
+    processors: Processors, bound: bool
+) -> None:
+    if bound:
+        processors.change("torch", {0})
+    processors.change("odd_pkg", {1, 2}, parent={1, 2})
+    assert processors.found() == []
+
+
+def test_openblas_loaded_before_the_threads_are_bound_is_recorded(
+    processors: Processors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = ["/numpy/libopenblas.so"]
+    monkeypatch.setattr(process_settings, "loaded_openblas", lambda: loaded)
+    processors.change("numpy", {0, 1, 2})
+    assert processors.settings.unbound == set()
+    processors.change("torch", {0})
+    loaded.append("/scipy/libopenblas.so")
+    processors.change("scipy", {0})
+    assert processors.settings.unbound == {"/numpy/libopenblas.so"}
+
+
+@pytest.mark.parametrize(
+    ("own", "after", "refused"),
+    [({0}, {1, 2}, True), ({0}, {0, 1, 2}, False), ({0, 1, 2}, {1, 2}, False)],
+    ids=["bound", "bound, not changed", "not bound"],
+)
+def test_standby_bound_to_former_processors_of_the_launcher_does_not_fork(
+    monkeypatch: pytest.MonkeyPatch, own: set[int], after: set[int], refused: bool
+) -> None:
+    """libgomp cannot start a thread on a processor that the pod no longer has."""
+    of = {0: own, os.getppid(): {0, 1, 2}}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(of[pid]))
+    zygote = Zygote(cast("Any", None), (), {})
+    assert zygote._misplaced() == ""
+    of[os.getppid()] = after
+    assert bool(zygote._misplaced()) is refused
+
+
+def test_limits_are_named_once_for_all_modules() -> None:
+    names: list[str] = []
+
+    class Module(SimpleNamespace):
+        def __dir__(self) -> list[str]:
+            names.append("RLIMIT_AS")
+            return ["RLIMIT_AS"]
+
+    module = Module(RLIMIT_AS=9, getrlimit=lambda kind: (kind, -1))
+    process_settings._LIMITS.clear()
+    try:
+        assert [process_settings._limits(module) for _ in range(3)] == [[(9, -1)]] * 3
+    finally:
+        process_settings._LIMITS.clear()
+    assert len(names) == 1
+
+
+def test_function_replaced_by_an_equal_object_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies, such as those of wrapt, are equal to the functions that they wrap."""
+
+    class Proxy:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return other is dumps
+
+        def __call__(self) -> None: ...
+
+    replacements, dumps = Replacements(), json.dumps
+    replacements.start()
+    monkeypatch.setattr(json, "dumps", Proxy())
+    assert [reason for reason, _ in replacements.found()] == [
+        "replaces json.dumps when it is imported"
+    ]
