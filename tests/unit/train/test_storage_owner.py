@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob import layout
-from elasticjob.train import Restored, SnapshotError, Snapshots, storage, storage_folder
+from elasticjob.train import Restored, SnapshotError, Snapshots, part_files, storage, storage_folder
 from elasticjob.train.agreement import MEMORY, SHARED, STORAGE, Part, Plan, Source, Version
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Exchange, pack_message, unpack_message
@@ -242,7 +242,7 @@ def test_owner_that_cannot_be_read_hides_no_snapshot(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     train(monkeypatch, A, folder, 1)
-    real = storage_folder.opened
+    real = part_files.opened
 
     def fail(path: Path, *arguments: int) -> AbstractContextManager[int]:
         if path.name == OWNER:
