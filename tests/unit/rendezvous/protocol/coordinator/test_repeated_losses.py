@@ -285,7 +285,7 @@ def test_others_are_idle_in_the_gaps_of_a_node_increment(
     assert not repeated_losses.leaves_others_idle(replace(bounds, increment=1), others, held)
 
 
-GAPS = {"min_nodes": 2, "max_nodes": 4, "increment": 2}
+GAPS: dict[str, Any] = {"min_nodes": 2, "max_nodes": 4, "increment": 2}
 
 
 def test_member_that_others_need_joins_after_the_shared_delay() -> None:
