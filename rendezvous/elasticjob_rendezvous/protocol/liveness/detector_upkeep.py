@@ -21,7 +21,7 @@ from elasticjob_rendezvous.protocol.liveness.probes import (
     newest_number,
     probe,
 )
-from elasticjob_rendezvous.protocol.records.members import MemberState, RoundState
+from elasticjob_rendezvous.protocol.records.members import ASIDE, Member, MemberState, RoundState
 from elasticjob_rendezvous.protocol.replica import View
 
 _LINKED_WHEN_FINAL = (MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING)
@@ -78,21 +78,26 @@ def _probe_unlinked(
     """Probe, once and soon after the takeover and each final round, members without a link.
 
     Members link when their round is final; one that is killed before closes no link. Until a
-    round is final, only members with workers are probed: the others need not have linked.
+    round is final, only members with workers are probed: the others need not have linked. A
+    session that was set aside had no agent, so it is probed at once: its lease, which nobody renews
+    after the end of the coordinator before, may run out before the others have linked.
     """
     number = newest_number(view)
     final = view.round is not None and view.round.record.state is RoundState.FINAL
     if final and number > peers.probed_round:
         peers.probed_round = number
         peers.unlinked_probe_at = now + UNLINKED_PROBE_SECONDS
-    if peers.unlinked_probe_at is None or not alarm.passed(peers.unlinked_probe_at, now):
+    if peers.unlinked_probe_at is None:
         return []
-    peers.unlinked_probe_at = None
+    is_due = alarm.passed(peers.unlinked_probe_at, now)
+    if is_due:
+        peers.unlinked_probe_at = None
     expected = _LINKED_WHEN_FINAL if final else (MemberState.RUNNING,)
     missing = [
         versioned.record
         for id, versioned in view.members().items()
-        if id != own
+        if (is_due or _lost_its_agent(peers, versioned.record))
+        and id != own
         and versioned.record.state in expected
         and peers.session(id, versioned.record.session).orphan is None
         and not peers.alive(id, now)
@@ -100,6 +105,14 @@ def _probe_unlinked(
     for member in missing:
         peers.suspect(member, now + PROBE_INTERVAL_SECONDS)
     return [probe(member, number) for member in missing]
+
+
+def _lost_its_agent(peers: FailureDetector, member: Member) -> bool:
+    """Return True for a session that was set aside, if nothing else is known of it yet."""
+    if not member.session.endswith(ASIDE):
+        return False
+    is_asked = peers.state(member.id).inquiry is not None
+    return not is_asked and not peers.session(member.id, member.session).known
 
 
 def _probe_answering(peers: FailureDetector, view: View, now: float, alarm: Alarm) -> list[Effect]:

@@ -388,6 +388,18 @@ def test_member_killed_before_it_linked_is_probed_a_second_after_its_final_round
     assert [key.record.id for key in probed_gone(peers, job, 11.1)] == [B]
 
 
+def test_session_that_was_set_aside_is_probed_once_at_the_takeover() -> None:
+    """Nobody renews its lease, which may run out before the members that link are probed."""
+    aside = replace(PROBE_B, session="s1~")
+    job, peers = gang().change("b", session="s1~"), FailureDetector()
+    peers.up(PeerUp(C, "s1"), 9.0)
+    peers.begin([], 10.0)
+    assert tended(peers, job, 10.0) == [aside]
+    assert tended(peers, job, 10.1) == []
+    verdict = Probed(B, "s1~", Verdict.WORKERS_ALIVE)
+    assert KeepAlive(77) in peers.probed(verdict, job.view(), 10.2, ORPHAN_SECONDS)
+
+
 def test_each_final_round_has_one_roll_call() -> None:
     job, peers = gang(), FailureDetector()
     for member in (B, C):
