@@ -6,6 +6,7 @@ stop in time is fenced. `quorum` decides when to ask, and which members.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
@@ -56,22 +57,34 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
 
 
 def _count(snapshot: Snapshot, memory: Coordinator, roster: Roster | None) -> quorum.Quorum:
+    silent, bounds = memory.silenced.ids(memory.timers), snapshot.bounds
+    count = _count_without(snapshot, memory, roster, silent)
+    if silent and legal_size(bounds, len(count.waiting)) == 0:
+        # No round is possible without them: they may be asked again.
+        return _count_without(snapshot, memory, roster, ())
+    return count
+
+
+def _count_without(
+    snapshot: Snapshot, memory: Coordinator, roster: Roster | None, silent: Collection[str]
+) -> quorum.Quorum:
+    """Count the members but the silent ones, and those lost again if a round can do without."""
     view, current, bounds = snapshot.view, snapshot.current, snapshot.bounds
     members, previous = view.members(), current.previous
-    silent = memory.silenced.ids(memory.timers)
-    held = repeated_losses.held_back(view, current, bounds, memory.timers)
+    last = held = repeated_losses.held_back(view, current, bounds, memory.timers)
     count = quorum.take(members, previous, roster, bounds, silent, held)
-    if held and legal_size(bounds, len(count.waiting)) == 0:
+    if legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: idle workers cost more than another loss.
-        count = quorum.take(members, previous, roster, bounds, silent)
+        for id in repeated_losses.by_losses(current, held):
+            held -= {id}
+            count = quorum.take(members, previous, roster, bounds, silent, held)
+            if legal_size(bounds, len(count.waiting)) > 0:
+                break
     elif repeated_losses.leaves_others_idle(bounds, len(count.waiting), count.held):
         most = repeated_losses.LONGEST_SHARED_DELAY_SECONDS
         rest = repeated_losses.held_back(view, current, bounds, memory.timers, most)
         count = quorum.take(members, previous, roster, bounds, silent, rest)
-    if silent and legal_size(bounds, len(count.waiting)) == 0:
-        # No round is possible without them: they may be asked again.
-        count = quorum.take(members, previous, roster, bounds, ())
-    return replace(count, last=held)
+    return replace(count, last=last)
 
 
 def _fence(snapshot: Snapshot, count: quorum.Quorum) -> RoundUpdate | None:

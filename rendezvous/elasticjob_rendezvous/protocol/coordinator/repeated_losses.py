@@ -8,7 +8,7 @@ doubles with each loss. Others do not wait for it; a gang that cannot form witho
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
@@ -141,6 +141,12 @@ def held_back(
         if not timers.passed(since + min(delay_seconds(row, bounds), longest_seconds)):
             found.append(row.member)
     return frozenset(found)
+
+
+def by_losses(current: Round, members: Collection[str]) -> list[str]:
+    """Return the members in the order of their losses, the one with the least first."""
+    times = {row.member: row.times for row in current.losses}
+    return sorted(members, key=lambda member: (times.get(member, 0), member))
 
 
 def leaves_others_idle(bounds: RendezvousParams, others: int, held: int) -> bool:

@@ -323,6 +323,15 @@ def test_members_that_were_not_lost_again_have_ranks_first() -> None:
     assert {identity(name) for name in "zab"} <= set(frozen)
 
 
+def test_gang_that_needs_one_of_two_members_admits_the_one_with_fewer_losses() -> None:
+    job = Job("z", *"abc", min_nodes=3, max_nodes=4, settle_seconds=0)
+    job.sealed("z", *"abc", losses=(row("b", 3, 0), row("c", 1, 0))).idle()
+    job.later(2).gone("b", proven=True).gone("c", proven=True).act()
+    stop(job, "z", "a")
+    job.member("b", session="s2", round=1).member("c", session="s2", round=1)
+    assert set(job.act().ids) == set(ids("z", "a", "c"))
+
+
 def test_new_session_of_the_member_starts_the_delay_again() -> None:
     """An agent that loses its lease while it waits is still starved."""
     job = lose(flapping(max_nodes=4)).member("c", session="s2", round=1)
