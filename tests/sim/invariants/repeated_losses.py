@@ -39,6 +39,7 @@ def check(checker: Checker, before: Round, after: Round) -> None:
     if before.state is not RoundState.FROZEN and after.state is RoundState.FROZEN:
         rest = len(set(after.ids) - held)
         early = (soon if _are_idle(checker, rest) else held) & set(after.ids)
+        early &= {kv.key.split("/")[-2] for kv in checker.sessions()}  # not yet known to be gone
         enough = all(legal_size(bounds, rest) > 0 for bounds in checker.recent_bounds())
         checker.need(not (early and enough), "losses back off", f"{early}: {after}")
     asked = before.save is not None  # decided earlier: a gang that was asked to save is stopped
