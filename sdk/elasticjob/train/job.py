@@ -78,16 +78,18 @@ def local_rank(environ: Mapping[str, str]) -> int:
     With `virtual_local_rank` of torch's agent each worker sees one device, and has LOCAL_RANK=0.
     Its place on the node is then known from its rank, if all nodes have as many workers.
     """
-    given, workers = _number(environ, "LOCAL_RANK"), _number(environ, "LOCAL_WORLD_SIZE")
-    is_uniform = _number(environ, "WORLD_SIZE") == workers * _number(environ, "GROUP_WORLD_SIZE")
+    given, workers = whole_number(environ, "LOCAL_RANK"), whole_number(environ, "LOCAL_WORLD_SIZE")
+    nodes = whole_number(environ, "GROUP_WORLD_SIZE")
+    is_uniform = whole_number(environ, "WORLD_SIZE") == workers * nodes
     devices = environ.get("CUDA_VISIBLE_DEVICES", "")
     if given or workers < 2 or not is_uniform or not devices or "," in devices:
         return given
-    place = _number(environ, "RANK") - workers * _number(environ, "GROUP_RANK")
+    place = whole_number(environ, "RANK") - workers * whole_number(environ, "GROUP_RANK")
     return place if place in range(workers) else given
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def whole_number(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable; 0 if it is absent or has none."""
     text = environ.get(name, "")
     return int(text) if text.isdecimal() else 0
 

@@ -28,7 +28,7 @@ from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
 from elasticjob.train.exchange import Exchange, RestoreMessage, pack_message, unpack_message
 from elasticjob.train.gang import Gang, group_size, streams
-from elasticjob.train.job import InStorage, in_storage_of
+from elasticjob.train.job import InStorage, in_storage_of, whole_number
 from elasticjob.train.part_files import (
     Body,
     CorruptSnapshot,
@@ -87,8 +87,8 @@ def check_group(gang: Gang, environ: Mapping[str, str]) -> None:
         SnapshotError: the process group has another number of ranks than at the restore; or there
             is none, and the environment names several ranks.
     """
-    ranks, named = group_size(), environ.get("WORLD_SIZE", "")
-    if ranks is None and gang.size == 1 and named.isdecimal() and int(named) > 1:
+    ranks, named = group_size(), whole_number(environ, "WORLD_SIZE")
+    if ranks is None and gang.size == 1 and named > 1:
         raise SnapshotError(
             f"save() was called without a process group, and WORLD_SIZE={named} names {named} "
             "ranks, which save and restore together: call restore() after init_process_group(), "

@@ -268,10 +268,7 @@ class StorageFolder:
     def remove_expired(
         self, keep: int, writing: Version, moved: Callable[[], None] = no_report
     ) -> None:
-        """Remove the versions that `expired` names, but none of a newer format.
-
-        Nor one that cannot be read.
-        """
+        """Remove the versions that `expired` names, if they can be read and are of this format."""
         versions = list(self._versions())
         found = self.scan(moved)
         kept = set(found.unreadable)

@@ -57,8 +57,9 @@ def take(
             live.add(id)
         if member.state is MemberState.WAITING and (member.round >= previous or id not in seated):
             if not goes and id not in silenced and bounds.agrees(member):
-                held_waiting += id in held
-                if id not in held:
+                if id in held:
+                    held_waiting += 1
+                else:
                     waiting.append(member)
         elif member.state is not MemberState.DONE and not member.stopped:
             unstopped.append(member)
