@@ -50,3 +50,10 @@ def test_found_schedule_breaks_no_invariant(name: str) -> None:
     result = simulate(seed, plan=schedule.plan(seed, kind))
     if result.violation is not None:
         pytest.fail(report(result), pytrace=False)
+
+
+def test_coordinator_outside_the_round_waits_for_links_to_its_predecessor() -> None:
+    """The predecessor's requests do not reach etcd; a member that returned was linked to it."""
+    result = simulate(6926, plan=schedule.plan(6926, "one-way"))
+    if result.violation is not None:
+        pytest.fail(report(result), pytrace=False)

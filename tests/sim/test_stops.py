@@ -27,6 +27,13 @@ def test_stop_among_faults_ends_in_time(first: int) -> None:
             pytest.fail(report(result), pytrace=False)
 
 
+def test_late_save_request_gets_its_whole_time() -> None:
+    """etcd refuses writes for five seconds from the moment that the stop is asked for."""
+    result = simulate(2274, plan=schedule.stopping(2274, "refusing"))
+    if result.violation is not None:
+        pytest.fail(report(result), pytrace=False)
+
+
 def test_stops_of_the_schedules_have_every_result() -> None:
     found: set[str] = set()
     for seed in range(500):

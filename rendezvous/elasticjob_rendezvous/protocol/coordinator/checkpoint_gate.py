@@ -50,7 +50,8 @@ def before_end(
 ) -> Save | RoundEnd | None:
     """Return the request to the gang, the end that `judgement` (or an earlier one) found, or None.
 
-    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop.
+    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop. Its
+    time counts from the latest write of the request: etcd may have refused an earlier one.
     """
     if judgement.cause is not None and judgement.cause.kills:
         return judgement
@@ -60,7 +61,8 @@ def before_end(
     if save is None:
         if judgement.cause is None:
             return None
-        timers.since(("save", roster.number))
+        timers.since(("planned end", roster.number))
+        timers.start(("save", roster.number), timers.now)
         return _request_checkpoint(gang, whole, judgement, judgement.cause, bounds)
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
@@ -71,7 +73,7 @@ def before_end(
         return judgement
     if done:
         return None  # the script has finished: a newcomer stops no worker any more
-    return RoundEnd(cause=save.cause, symptom=timers.known(("save", roster.number)))
+    return RoundEnd(cause=save.cause, symptom=timers.known(("planned end", roster.number)))
 
 
 def end_of_job(closing: ClosingRequest, judgement: RoundEnd) -> RoundEnd:

@@ -105,10 +105,13 @@ def _still_writing(snapshot: Snapshot, memory: Coordinator, opened: float) -> bo
     for assignment in seats:
         if assignment.id in members:
             member_loss.returned(assignment, memory.timers)
+    outside = all(assignment.id != snapshot.own.record.id for assignment in seats)
     absent = [assignment for assignment in seats if assignment.id not in members]
     # Evaluate all, not only the first: each sets its own alarm.
     stopped = [
-        member_loss.has_stopped(assignment, view, snapshot.bounds, peers, memory.timers, opened)
+        member_loss.has_stopped(
+            assignment, view, snapshot.bounds, peers, memory.timers, opened, outside=outside
+        )
         for assignment in absent
     ]
     return not all(stopped)

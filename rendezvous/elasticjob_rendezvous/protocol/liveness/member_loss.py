@@ -131,6 +131,8 @@ def has_stopped(
     peers: FailureDetector,
     timers: Timers,
     opened: float,
+    *,
+    outside: bool = False,
 ) -> bool:
     """Return True if no worker of a member that has no key runs any more.
 
@@ -139,7 +141,7 @@ def has_stopped(
     from the moment that round `opened`, and without an answer the workers count as stopped once
     the member can have no valid evidence left. Workers seen running have not stopped, even past
     the time that their agent had: the agent may have hung a moment ago, or belong to a gang that
-    outlives etcd.
+    outlives etcd. `outside`: this coordinator is no member of that round that still trains.
     """
     timers.since(("absent", assignment.id))
     last = view.departed.get(assignment.id)
@@ -149,7 +151,7 @@ def has_stopped(
         return True
     verdict = peers.inquire(assignment, timers.now)
     rule = STOP_RULES[verdict, peers.live_until(assignment.id) is not None]
-    deadline = _deadline(rule, assignment, view, bounds, peers, timers, opened)
+    deadline = _deadline(rule, assignment, view, bounds, peers, timers, opened, outside)
     if deadline is None:
         _wake_to_probe(assignment, peers, timers)
         return False
@@ -164,6 +166,7 @@ def _deadline(
     peers: FailureDetector,
     timers: Timers,
     opened: float,
+    outside: bool,
 ) -> float | None:
     """Return the time from which the workers count as stopped; None: not known yet."""
     since = timers.since(("absent", assignment.id))
@@ -180,7 +183,8 @@ def _deadline(
         case StopRule.REACTION:
             return max(since + patience_seconds(bounds), opened + REACTION_SECONDS)
         case StopRule.EVIDENCE:
-            return _latest_deadline(assignment, since, view, bounds, peers, timers) + KILL_SECONDS
+            latest = _latest_deadline(assignment, since, view, bounds, peers, timers, outside)
+            return latest + KILL_SECONDS
         case _:
             assert_never(rule)
 
@@ -192,13 +196,16 @@ def _latest_deadline(
     bounds: RendezvousParams,
     peers: FailureDetector,
     timers: Timers,
+    outside: bool,
 ) -> float:
     """Return the latest time until which a silent member's workers may have been allowed to live.
 
     The launcher ends workers at a deadline, which only evidence moves: the member's lease, which
     has ended, or not yet in the member's own view if its key was deleted; its link, from the last
     heartbeat; permissions granted by this coordinator; or the member's last answer. The evidence
-    of a member that was never linked to this coordinator came through the previous one.
+    of a member that was never linked to this coordinator came through the previous one, whose own
+    came from its gang. A coordinator of that gang knows when its own link to it ended; one that is
+    `outside` knows only that the gang's links to it end soon after the takeover.
     """
     fenced = view.round is not None and assignment.id in view.round.record.fenced
     latest = [since + bounds.keep_alive_seconds if fenced else since]
@@ -209,9 +216,11 @@ def _latest_deadline(
     # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
-    relied_on_link = beat_at is not None and took_over is not None and beat_at >= took_over
-    if took_over is not None and not relied_on_link and peers.leader != assignment.id:
-        led = peers.led_at(peers.leader)
+    own_beat_at = peers.state(assignment.id).last_beat_at if outside else beat_at
+    follows_us = own_beat_at is not None and took_over is not None and own_beat_at >= took_over
+    led_our_gang = peers.leader == assignment.id and not outside
+    if took_over is not None and not follows_us and not led_our_gang:
+        led = None if outside else peers.led_at(peers.leader)
         led = took_over if led is None else led
         latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
     return max(latest)

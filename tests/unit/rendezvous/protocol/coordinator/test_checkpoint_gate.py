@@ -97,6 +97,15 @@ def test_wait_for_a_checkpoint_is_bounded_by_the_grace_of_the_leaving_member() -
     assert gang.due(after=0.2) == LEAVING
 
 
+def test_time_of_a_save_request_counts_from_the_attempt_that_etcd_accepted() -> None:
+    gang = Gang()
+    gang.due()
+    gang.save = None  # etcd refused the write
+    assert gang.due(after=30.0) == Save(LEAVE, 25.0)
+    assert gang.due(after=24.9) is None
+    assert gang.due(after=0.2) == LEAVING
+
+
 @pytest.mark.parametrize(
     ("bounds", "change"),
     [

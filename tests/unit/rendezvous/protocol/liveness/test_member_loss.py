@@ -52,6 +52,7 @@ class Absent:
         self.job.gone("b").round(2, previous=1)
         self.peers, self.timers = FailureDetector(orphan_seconds=ORPHAN_SECONDS), Timers()
         self.opened = self.job.now
+        self.outside = False
 
     def heartbeat(self, ago: float = 0.0) -> Absent:
         self.peers.up(PeerUp(B, "s1"), self.job.now - ago)
@@ -74,7 +75,7 @@ class Absent:
         self.timers.begin_step(self.job.later(after).now)
         assignment, view, bounds = self._seen()
         return member_loss.has_stopped(
-            assignment, view, bounds, self.peers, self.timers, self.opened
+            assignment, view, bounds, self.peers, self.timers, self.opened, outside=self.outside
         )
 
     def lost(self, after: float = 0.0) -> bool:
@@ -452,6 +453,23 @@ def test_previous_coordinator_heard_last_determines_the_deadline() -> None:
     absent = Absent().took_over()
     absent.peers.led_by(identity("d"), absent.job.now - 60.0)
     absent.peers.led_by(identity("c"), absent.job.now)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    after = TRUST_SECONDS + RELAY_SECONDS + member_loss.KILL_SECONDS
+    assert not absent.stopped(after - 0.1)
+    assert absent.stopped(0.1)
+
+
+@pytest.mark.parametrize("led_ago", [None, 0.0, 60.0])
+@pytest.mark.parametrize("previous", [B, identity("c")], ids=["the absent one", "another"])
+def test_coordinator_outside_the_round_waits_for_evidence_up_to_its_takeover(
+    previous: str, led_ago: float | None
+) -> None:
+    """The members of the round may have been linked to the previous coordinator until then."""
+    absent = Absent().took_over()
+    absent.outside = True
+    if led_ago is not None:
+        absent.peers.led_by(previous, absent.job.now - led_ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     after = TRUST_SECONDS + RELAY_SECONDS + member_loss.KILL_SECONDS
