@@ -42,6 +42,10 @@ CLOSED = (
     "Connection closed by peer [127.0.0.1]:10119. This is typically caused by a remote worker "
     "crashing."
 )
+ENDED = (
+    "elasticjob.train.agreement.SnapshotError: rank 0 has ended its process, and rank 1 has called "
+    "save() of step 2: see the output of rank 0"
+)
 BARRIER = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms"
 STORE = "torch.distributed.DistNetworkError: Connection reset by peer"
 TIMED_OUT = (
@@ -161,6 +165,7 @@ def culprit(*exits: WorkerExited | WorkerEnded, **options: Any) -> Failure:
                 "by peer\n"), FailureClass.USER_ERROR),
         (exited(stderr=TRACEBACK + RESET), FailureClass.PEER_ABORT),
         (exited(stderr=TRACEBACK + CLOSED), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + ENDED), FailureClass.PEER_ABORT),
         (exited(stderr=TRACEBACK + BARRIER), FailureClass.COLLECTIVE_TIMEOUT),
         (exited(stderr=TRACEBACK + STORE), FailureClass.PEER_ABORT),
         (exited(stderr=TRACEBACK + TIMED_OUT), FailureClass.COLLECTIVE_TIMEOUT),
