@@ -17,8 +17,9 @@ from elasticjob_operator.model.types import RendezvousState
 MOST_LAUNCH_FAILURES = 5
 """Launch failures in a row after which a job without a round fails."""
 FIRST_DELAY_SECONDS = 2
-"""Back-off after the second failure in a row, in seconds; doubles with each further one. The first
-failed pod is replaced at once."""
+"""Back-off after the second failure in a row, in seconds; doubles with each further one up to
+`MOST_LAUNCH_FAILURES`, since all pods of a large job may fail at once. The first failed pod is
+replaced at once."""
 
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
@@ -38,7 +39,7 @@ def launch_backoff_until(failures: list[Pod]) -> datetime | None:
     """Return the end of the back-off after these launch failures; None if there is none."""
     if len(failures) < 2:
         return None
-    delay = FIRST_DELAY_SECONDS * 2 ** (len(failures) - 2)
+    delay = FIRST_DELAY_SECONDS * 2 ** (min(len(failures), MOST_LAUNCH_FAILURES) - 2)
     return _end_time(failures[-1]) + timedelta(seconds=delay)
 
 

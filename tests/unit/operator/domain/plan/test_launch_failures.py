@@ -7,13 +7,19 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_operator.domain.observed.state import UNREADABLE, Pod, RendezvousView, StopReason
-from elasticjob_operator.domain.plan.actions import CloseRendezvous, CreatePod, WriteParams
+from elasticjob_operator.domain.plan.actions import (
+    CloseRendezvous,
+    CreatePod,
+    DeletePod,
+    WriteParams,
+)
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.plan.planner import Plan, plan
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
+    ago,
     final_round,
     history,
     job,
@@ -53,6 +59,16 @@ def test_each_launch_failure_in_a_row_doubles_the_wait(failures: int, delay: flo
         early = planned(*pods, at=delay - 0.5)
         assert (created(early), early.wake_at, expected(early)) == (0, later(delay), 0)
     assert created(planned(*pods, at=delay)) == 2
+
+
+@pytest.mark.parametrize("failures", [5, 6, 40, 64, 512], ids=str)
+def test_wait_is_bounded_if_many_pods_fail_at_launch(failures: int) -> None:
+    a_job = job(minNodes=1, maxNodes=1024)
+    pods = (*running(1), *stillborn(failures, seconds=1, first=1))
+    seen = observed(*pods, view=final_round(1, since=ago(40000)))
+    found = plan(a_job, seen, NOW)
+    assert (created(found), found.wake_at) == (0, later(15))
+    assert len([one for one in found.actions if isinstance(one, DeletePod)]) == failures - 5
 
 
 def test_failure_before_the_final_round_no_longer_counts() -> None:
