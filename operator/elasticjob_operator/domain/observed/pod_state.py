@@ -30,6 +30,7 @@ from elasticjob_operator.domain.manifests.names import (
 )
 from elasticjob_operator.domain.manifests.template_rules import own_variable
 from elasticjob_operator.domain.observed.container_state import (
+    MAX_MESSAGE,
     Blocked,
     Raw,
     ended,
@@ -53,7 +54,7 @@ from elasticjob_operator.domain.observed.state import (
     PodPhase,
 )
 from elasticjob_operator.model.job import GROUP, ElasticJob
-from elasticjob_rendezvous.protocol.text import one_line, printable
+from elasticjob_rendezvous.protocol.text import one_line, printable, shortened
 from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, STUCK_MESSAGE
 
 PREFIX_VARIABLE = own_variable("PREFIX")
@@ -317,7 +318,7 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         message = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
-        return Blocked(Obstacle.UNSCHEDULABLE, message)
+        return Blocked(Obstacle.UNSCHEDULABLE, shortened(message, MAX_MESSAGE))
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):
             return trouble
@@ -403,7 +404,7 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
 
 
 def _joined(*parts: str | None) -> str:
-    return ": ".join(part.strip() for part in parts if part)
+    return shortened(": ".join(part.strip() for part in parts if part), MAX_MESSAGE)
 
 
 def _memory_limit(raw: Raw, name: str) -> str | None:

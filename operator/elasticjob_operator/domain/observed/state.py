@@ -24,6 +24,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
+from elasticjob_rendezvous.protocol.text import printable, shortened
 
 
 class StopReason(StrEnum):
@@ -241,6 +242,11 @@ class Pod:
         return not self.terminating and not self.ended
 
 
+MAX_REFUSAL = 2000
+"""Maximum length of the message of a refusal, in characters. The API server and webhooks repeat
+invalid values, which may be long, and the status has the message several times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Obstacle to creating pods, such as a quota, and the UTC time since which it exists."""
@@ -254,7 +260,8 @@ class Refusal:
         cls, before: Refusal | None, obstacle: Obstacle, message: str, now: datetime
     ) -> Refusal:
         """Return the newest refusal in a row; its time is that of the first."""
-        return cls(obstacle, message, before.since if before else now)
+        text = shortened(printable(message), MAX_REFUSAL)
+        return cls(obstacle, text, before.since if before else now)
 
 
 @dataclass(frozen=True, slots=True)

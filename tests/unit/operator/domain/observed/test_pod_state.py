@@ -660,3 +660,11 @@ def test_essentials_of_a_pod_do_not_grow_with_its_template() -> None:
     assert len(json.dumps(kept)) < 16_000
     assert observed_pod(kept, "trainer", GOOD) == observed_pod(raw, "trainer", GOOD)
     assert used_fields(kept) == kept
+
+
+def test_long_message_of_the_scheduler_keeps_its_beginning() -> None:
+    message = "0/5000 nodes are available: " + "1 node(s) had untolerated taint, " * 500
+    found = observed_pod(RawPod().unschedulable(message).raw, "trainer", GOOD)
+    assert found is not None
+    assert found.obstacle_message.startswith("0/5000 nodes are available: 1 node(s)")
+    assert len(found.obstacle_message) < MAX_MESSAGE + 30
