@@ -255,6 +255,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and not terminating
         and not is_disrupted
         and _failed_at_launch(status, found),
+        rejected=phase is PodPhase.FAILED and _is_rejected(status, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
         exit_code=(ended(found) or {}).get("exitCode"),
         end_message=(
@@ -368,6 +369,18 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     if ready.get("status") != "False" or not started:
         return False
     return _time(ready["lastTransitionTime"]) <= _time(started)
+
+
+_REJECTIONS = frozenset((*_ENDS, "NodeAffinity", "UnexpectedAdmissionError"))
+"""The kubelet's `status.reason` of a pod that its machine does not start, beside OutOf…: the
+machine shuts down or is short of something, its labels have changed, or a device failed."""
+
+
+def _is_rejected(status: Raw, trainer: Raw | None) -> bool:
+    """Return True if the kubelet rejected the pod, or ended it before its trainer ran."""
+    reason = status.get("reason") or ""
+    never_started = ended(trainer) is None and running(trainer) is None
+    return never_started and (reason in _REJECTIONS or reason.startswith("OutOf"))
 
 
 def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:

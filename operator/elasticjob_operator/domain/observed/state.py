@@ -201,6 +201,8 @@ class Pod:
             empty otherwise.
         launch_failed: True if its trainer could not be started, or failed before it was a member of
             the rendezvous.
+        rejected: True if its machine refused to start it, or ended it before, for a reason that no
+            template changes, such as a shutdown.
         ended_at, end_message: end of its trainer, UTC, and its description.
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
@@ -225,6 +227,7 @@ class Pod:
     lingering: bool = False
     stuck: str = ""
     launch_failed: bool = False
+    rejected: bool = False
     ended_at: datetime | None = None
     end_message: str = ""
     exit_code: int | None = None

@@ -47,7 +47,11 @@ def launch_limit_reason(
     failures: list[Pod], view: RendezvousView, able: int, min_nodes: int
 ) -> str | None:
     """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
-    if no round is final and fewer than `min_nodes` pods run a launcher."""
+    if no round is final and fewer than `min_nodes` pods run a launcher.
+
+    Pods that their machines rejected do not count: the job waits, as for a machine.
+    """
+    failures = [pod for pod in failures if not pod.rejected]
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None
