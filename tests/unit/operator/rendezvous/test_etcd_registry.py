@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ ENDPOINT = "http://127.0.0.1:9"
 class Secrets:
     """API server with one Secret."""
 
-    def __init__(self, error: KubeError | None = None, **data: bytes) -> None:
+    def __init__(
+        self, data: Mapping[str, bytes] | None = None, error: KubeError | None = None
+    ) -> None:
         self.password = b"mistyped"
         self._error = error
         self._data = data
@@ -83,7 +86,7 @@ def test_secret_that_does_not_fit_the_endpoints_is_named(
     endpoint: str, data: dict[str, bytes], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EtcdRefused, match=message) as refused:
-        source_of(Secrets(**data), endpoint, monkeypatch)
+        source_of(Secrets(data), endpoint, monkeypatch)
     assert refused.value.obstacle is Obstacle.ENDPOINT
     assert endpoint in str(refused.value)
     assert "/tmp" not in str(refused.value)
@@ -92,7 +95,7 @@ def test_secret_that_does_not_fit_the_endpoints_is_named(
 def test_secret_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     error = Forbidden("get secrets team/etcd", "secrets is forbidden", 403)
     with pytest.raises(EtcdRefused, match="to read Secret etcd in default") as refused:
-        source_of(Secrets(error), ENDPOINT, monkeypatch)
+        source_of(Secrets(error=error), ENDPOINT, monkeypatch)
     assert refused.value.obstacle is Obstacle.NOT_SERVED
 
 
@@ -108,7 +111,7 @@ def test_secret_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_credentials_are_read_as_the_agents_read_them(
     user: bytes, password: bytes, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secrets = Secrets(username=user, password=password)
+    secrets = Secrets({"username": user, "password": password})
     token = source_of(secrets, ENDPOINT, monkeypatch).etcd.client.transport.token
     assert (token.user, token.password) == expected
 

@@ -154,7 +154,7 @@ def test_status_has_the_end_of_a_pod_until_it_is_replaced(
     status = next_status(a_job, seen, seen.rendezvous, NOW)
     [found] = [one for one in status.conditions if one.type is ConditionType.PODS_READY]
     assert (found.reason, found.message) == (reason, message)
-    [event] = [one for one in job_events(Status(), status, ()) if one.reason == reason] or [None]
-    assert (event is not None) is (reason == "LaunchFailed")
+    events = [one.message for one in job_events(Status(), status, ()) if one.reason == reason]
+    assert events == ([message] if reason == "LaunchFailed" else [])
     clause = "job-1 could not be started: no python3"
     assert (clause in " ".join(status.explanation)) is (reason == "LaunchFailed")
