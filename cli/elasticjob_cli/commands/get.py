@@ -59,7 +59,7 @@ def get(
         typer.Option(
             "--watch",
             "-w",
-            help="Print each change, on this machine until the jobs end, on a cluster until Ctrl-C.",
+            help="Print each change until the jobs end, on a cluster until Ctrl-C.",
         ),
     ] = False,
     all_namespaces: Annotated[
