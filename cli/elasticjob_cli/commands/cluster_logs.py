@@ -107,8 +107,8 @@ class _Reader:
         if not self._options.follow:
             _check(errors)
             return
-        for pod, error in errors.items():
-            show(f"elasticjob: {pod}: {error}", err=True)
+        for pod, reason in errors.items():
+            show(f"elasticjob: {pod}: {reason}", err=True)
         try:
             while not self._is_over():
                 due = time.monotonic() + LIST_SECONDS
