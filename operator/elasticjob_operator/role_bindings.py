@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -132,24 +132,42 @@ def _equal(found: Json, wanted: Json) -> bool:
     return owners == expected and all(found.get(part) == wanted[part] for part in parts)
 
 
-async def reconcile(kube: Kube, request: Request) -> Changes:
-    """Create and delete bindings; return the changes. Raises `KubeError`."""
+async def reconcile(kube: Kube, request: Request) -> tuple[Changes, dict[str, KubeError]]:
+    """Create and delete bindings; return the changes, and the errors by namespace.
+
+    A quota or policy of one namespace must not keep the others from being served. Raises
+    `KubeError` if the bindings cannot be compared, or the API server does not answer.
+    """
     role = await kube.get(CLUSTER_ROLES, None, request.role)
     namespaces = await kube.list(NAMESPACES, None, request.selector, metadata_only=True)
     bindings = await kube.list(ROLE_BINDINGS, None, field=f"metadata.name={request.role}")
     wanted = binding(request, role["metadata"]["uid"])
     changes = due_changes(wanted, namespaces, bindings, request.excluded)
+    refused: dict[str, KubeError] = {}
     for found in changes.delete:
         metadata = found["metadata"]
-        await kube.delete(
-            ROLE_BINDINGS, metadata["namespace"], metadata["name"], uid=metadata["uid"]
-        )
-        log.info("removed the operator's access to namespace %s", metadata["namespace"])
+        with _collected(refused, metadata["namespace"]):
+            await kube.delete(
+                ROLE_BINDINGS, metadata["namespace"], metadata["name"], uid=metadata["uid"]
+            )
+            log.info("removed the operator's access to namespace %s", metadata["namespace"])
     for namespace in changes.create:
-        with suppress(AlreadyExists, NotFound):  # another replica's, or the namespace is gone
+        # Another replica may have created it, and the namespace may be gone.
+        with _collected(refused, namespace), suppress(AlreadyExists, NotFound):
             await kube.create(ROLE_BINDINGS, namespace, wanted)
             log.info("gave the operator access to namespace %s", namespace)
-    return changes
+    return changes, refused
+
+
+@contextmanager
+def _collected(refused: dict[str, KubeError], namespace: str) -> Iterator[None]:
+    """Store the API server's refusal of a write in a namespace. Raises `KubeError` without one."""
+    try:
+        yield
+    except KubeError as error:
+        if not error.status:  # no answer: the other writes would have none, either
+            raise
+        refused[namespace] = error
 
 
 class Binder:
@@ -161,6 +179,7 @@ class Binder:
         self._health = health
         self._changed = asyncio.Event()
         self._foreign: tuple[str, ...] = ()
+        self._refused: dict[str, str] = {}
 
     async def run(self) -> None:
         """Serve until cancelled, or until the watch fails."""
@@ -180,7 +199,9 @@ class Binder:
             self._changed.clear()
             seconds = RESYNC_SECONDS
             try:
-                self._note_foreign((await reconcile(self._kube, self._request)).foreign)
+                changes, refused = await reconcile(self._kube, self._request)
+                self._note_foreign(changes.foreign)
+                self._note_refused(refused)
                 self._health.ready = True
             except KubeError as error:
                 log.warning("cannot update the operator's access to namespaces: %s", error)
@@ -199,6 +220,13 @@ class Binder:
                     self._request.role,
                 )
         self._foreign = foreign
+
+    def _note_refused(self, refused: Mapping[str, KubeError]) -> None:
+        texts = {namespace: str(error) for namespace, error in refused.items()}
+        for namespace, text in texts.items():
+            if self._refused.get(namespace) != text:
+                log.warning("cannot update the operator's access to %s: %s", namespace, text)
+        self._refused = texts
 
     async def _wake(self, **_: Any) -> None:
         self._changed.set()

@@ -2,6 +2,17 @@
 Checks that the schema cannot express, of several values or of installed objects.
 */}}
 {{- define "elasticjob.checks" -}}
+{{- $fullname := include "elasticjob.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) }}
+{{- fail (printf "fullnameOverride must be given: the release's name gives the prefix %s, and names of Services must be DNS labels that begin with a letter" $fullname) }}
+{{- end }}
+{{- range $value, $labels := dict "commonLabels" .Values.commonLabels "operator.podLabels" .Values.operator.podLabels "etcd.podLabels" .Values.etcd.podLabels }}
+{{- range $label := list "name" "instance" "component" }}
+{{- if hasKey ($labels | default dict) (printf "app.kubernetes.io/%s" $label) }}
+{{- fail (printf "%s must not have app.kubernetes.io/%s: the chart selects its pods by it" $value $label) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and .Values.watchNamespaces .Values.watchNamespaceSelector }}
 {{- fail "watchNamespaces and watchNamespaceSelector must not both be given: the first names the namespaces, the second selects them by label" }}
 {{- end }}
@@ -12,6 +23,9 @@ Checks that the schema cannot express, of several values or of installed objects
 {{- end }}
 {{- if and (eq (int .Values.etcd.members) 3) (not .Values.etcd.persistence.enabled) }}
 {{- fail "etcd.persistence.enabled must be true with etcd.members 3: a member that comes back empty under its old name breaks the others" }}
+{{- end }}
+{{- if lt (int .Values.etcd.electionMilliseconds) (mul 5 (int .Values.etcd.heartbeatMilliseconds) | int) }}
+{{- fail (printf "etcd.electionMilliseconds must be at least 5 times etcd.heartbeatMilliseconds, else etcd does not start; got %d and %d" (int .Values.etcd.electionMilliseconds) (int .Values.etcd.heartbeatMilliseconds)) }}
 {{- end }}
 {{- if and (eq .Values.etcd.tls.clientCertificates "Required") (not .Values.etcd.tls.enabled) }}
 {{- fail "etcd.tls.enabled must be true with etcd.tls.clientCertificates Required" }}

@@ -27,7 +27,7 @@ nodeSelector: {{ toJson . }}
 tolerations: {{ toJson . }}
 {{- end }}
 {{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $values.topologySpreadConstraints }}
 {{- $labels := include "elasticjob.selectorLabels" (list $root $component) | fromYaml }}

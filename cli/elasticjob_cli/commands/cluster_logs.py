@@ -10,7 +10,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +29,7 @@ from elasticjob_cli.log_lines import (
     parsed_rounds,
     selected,
 )
+from elasticjob_cli.output import show
 from elasticjob_operator.domain.manifests.names import uid_selector
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.model import ElasticJob
@@ -67,6 +68,13 @@ def _pods(there: ClusterReader, job: ElasticJob) -> dict[str, str]:
     return {name: found[name].get("phase", "") for name in sorted(found, key=natural_order)}
 
 
+def _check(errors: Mapping[str, CommandError]) -> None:
+    """Raise `CommandError` if there are errors, each with the name of its pod."""
+    if errors:
+        texts = (f"{pod}: {error}" for pod, error in errors.items())
+        raise CommandError("\n".join(("the logs of some pods cannot be read:", *texts)))
+
+
 class _Reader:
     """Reader of the pods' logs in batches of lines."""
 
@@ -82,10 +90,25 @@ class _Reader:
         self.rounds = _rounds(job)
 
     def batches(self) -> Iterator[Iterator[Line]]:
-        """Yield the log so far, then, when following, later lines."""
-        yield merged([self._so_far(pod) for pod in self._begun()])
+        """Yield the log so far, then, when following, later lines.
+
+        The log of an evicted pod is gone, and a lost machine does not answer: the others are read
+        all the same. Raises `CommandError` at the end for those that could not be read.
+        """
+        parts, errors = [], dict[str, CommandError]()
+        for pod in self._begun():
+            try:
+                parts.append(self._so_far(pod))
+            except CommandError as error:
+                errors[pod] = error
+        if errors and not parts:
+            raise next(iter(errors.values()))
+        yield merged(parts)
         if not self._options.follow:
+            _check(errors)
             return
+        for pod, reason in errors.items():
+            show(f"elasticjob: {pod}: {reason}", err=True)
         try:
             while not self._is_over():
                 due = time.monotonic() + LIST_SECONDS

@@ -55,7 +55,12 @@ def get(
     ] = None,
     output: Annotated[Output | None, typer.Option("--output", "-o", help="Output format.")] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Print each change until the job ends.")
+        bool,
+        typer.Option(
+            "--watch",
+            "-w",
+            help="Print each change until the jobs end, on a cluster until Ctrl-C.",
+        ),
     ] = False,
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")

@@ -223,13 +223,22 @@ class KubeCluster:
     async def delete_pods(
         self, context: ReconcileContext, deletions: list[DeletePod], applied: Applied
     ) -> None:
-        began = self._clock()
+        """Delete pods, many at a time. A refusal of some, as of those that a webhook protects, is
+        raised after the deletion of the others."""
+        began, refused = self._clock(), None
         for first in range(0, len(deletions), MAX_CONCURRENT_CALLS):
             if self._clock() - began > PODS_SECONDS:
                 applied.unfinished = True
-                return
+                break
             batch = deletions[first : first + MAX_CONCURRENT_CALLS]
-            await _all([self._delete_one(context, item, applied) for item in batch])
+            try:
+                await _all([self._delete_one(context, item, applied) for item in batch])
+            except KubeError as error:
+                if obstacle_of(error) is None:
+                    raise
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     async def _delete_one(
         self, context: ReconcileContext, action: DeletePod, applied: Applied

@@ -18,6 +18,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from elasticjob_operator.domain.manifests.owned_objects import (
+    AUTHOR_USER,
+    CA,
+    CERT,
+    KEY,
+    PASSWORD,
+    credential,
+)
 from elasticjob_operator.domain.observed.etcd_records import job_of
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.status.readiness import stalled
@@ -47,7 +55,12 @@ from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
-from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, Unauthenticated
+from elasticjob_rendezvous.etcd.errors import (
+    Ambiguous,
+    EtcdError,
+    InvalidConfiguration,
+    Unauthenticated,
+)
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.users import Users
 from elasticjob_rendezvous.protocol.kv import Compare, Put, Range, Target, Txn
@@ -256,6 +269,12 @@ class EtcdRegistry:
                 Obstacle.ENDPOINT,
                 f"spec.rendezvous.secretName: there must be a Secret {name} in {namespace}",
             ) from error
+        except Forbidden as error:
+            raise EtcdRefused(
+                Obstacle.NOT_SERVED,
+                f"spec.rendezvous.secretName: the operator must be allowed to read Secret {name} "
+                f"in {namespace}; run the job in a namespace that it serves: {error.message}",
+            ) from error
         return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
 
     def _own(self) -> Etcd:
@@ -292,23 +311,33 @@ class EtcdRegistry:
         return etcd
 
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
-        """Return an etcd with credentials from a user's Secret; its files live until `aclose`."""
+        """Return an etcd with credentials from a user's Secret; its files live until `aclose`.
+
+        Raises `EtcdRefused` if they do not fit each other or the endpoints.
+        """
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        files: dict[str, Path | None] = {"ca.crt": None, "tls.crt": None, "tls.key": None}
+        files: dict[str, Path | None] = {CA: None, CERT: None, KEY: None}
         for name in files:
-            if name in held:
+            if held.get(name):
                 files[name] = folder / name
                 (folder / name).write_bytes(held[name])
-        user, password = held.get("username"), held.get("password")
-        tls = Tls(files["ca.crt"], files["tls.crt"], files["tls.key"])
-        client = Client(
-            endpoints,
-            tls=tls if any(files.values()) else None,
-            user=user.decode() if user else None,
-            password=password.decode() if password else None,
-            request_timeout_seconds=REQUEST_SECONDS,
-        )
-        return Etcd(client, InformerCache(client), ca_file=files["ca.crt"], own=False, held=held)
+        tls = Tls(files[CA], files[CERT], files[KEY])
+        try:
+            client = Client(
+                endpoints,
+                tls=tls if any(files.values()) else None,
+                user=credential(held.get(AUTHOR_USER)),
+                password=credential(held.get(PASSWORD)),
+                request_timeout_seconds=REQUEST_SECONDS,
+            )
+        except InvalidConfiguration as error:
+            found = " and ".join(name for name, path in files.items() if path) or "no certificates"
+            raise EtcdRefused(
+                Obstacle.ENDPOINT,
+                f"spec.rendezvous: {', '.join(endpoints)} cannot be used with {found} in the "
+                f"Secret of secretName: {error.detail}",
+            ) from error
+        return Etcd(client, InformerCache(client), ca_file=files[CA], own=False, held=held)
 
     def _start(self, etcd: Etcd) -> Etcd:
         self._stack.push_async_callback(etcd.client.aclose)

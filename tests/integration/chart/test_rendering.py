@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.integration.helm_chart import (
     NAMESPACE,
     RELEASE,
     HelmRefused,
+    Json,
     Rendered,
     helm,
     pod_template,
@@ -223,6 +225,64 @@ def test_long_release_name_gives_valid_object_names() -> None:
         limit = 52 if found["kind"] == "CronJob" else 63
         if found["kind"] != "CustomResourceDefinition" and "namespace" in found["metadata"]:
             assert len(found["metadata"]["name"]) <= limit
+
+
+NUMBERS: Json = {
+    "fullnameOverride": "ej",
+    "watchNamespaces": ["123", "null"],
+    "networkPolicy": {"jobNamespaces": ["0"]},
+    "operator": {"priorityClassName": "1", "serviceAccount": {"name": "2"}},
+    "etcd": {"persistence": {"storageClassName": "3"}, "priorityClassName": "1"},
+    "dashboard": {"enabled": True, "tls": {"secretName": "4"}},
+    "metrics": {name: {"enabled": True} for name in ("serviceMonitor", "dashboard")},
+    "crds": {"install": False},
+}
+NUMBERED_ETCD: Json = {
+    **EXTERNAL,
+    "externalEtcd": {**EXTERNAL["externalEtcd"], "secretName": "5"},
+}
+
+
+@pytest.mark.parametrize("values", [NUMBERS, {**NUMBERS, **NUMBERED_ETCD}], ids=["own", "external"])
+def test_names_that_look_like_other_types_stay_strings(values: Json) -> None:
+    """A namespace or class may be named 123, on or null, which YAML reads as other types."""
+    rendered = Rendered(
+        [
+            document
+            for text in helm(
+                *("template", "1", str(CHART), "--namespace", "456"),
+                *("--kube-version", KUBERNETES_VERSION),
+                values=values,
+            ).split("\n---\n")
+            if (document := yaml.safe_load(text))
+        ]
+    )
+    names = [value for one in rendered.objects for value in _names(one)]
+    assert names
+    assert [value for value in names if not isinstance(value, str)] == []
+
+
+_NAMES = {
+    *("name", "namespace", "priorityClassName", "storageClassName", "secretName"),
+    *("serviceAccountName", "kubernetes.io/metadata.name", "app.kubernetes.io/instance"),
+}
+
+
+def _names(value: Any) -> Iterator[Any]:
+    """Yield all values of fields that hold a name."""
+    if isinstance(value, dict):
+        if value.get("kind") == "CustomResourceDefinition":
+            return
+        for key, one in value.items():
+            if key in _NAMES and not isinstance(one, dict | list):
+                yield one
+            elif key == "resourceNames":
+                yield from one
+            else:
+                yield from _names(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _names(one)
 
 
 def test_rendering_is_deterministic() -> None:

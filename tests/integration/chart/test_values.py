@@ -102,6 +102,12 @@ def merged(*layers: Json) -> Json:
         ("metrics.serviceMonitor.interval", 15, "/metrics/serviceMonitor/interval", "want string"),
         ("crds", True, "/crds", "want object"),
         ("commonLabels", {"a": 1}, "/commonLabels/a", "want string"),
+        ("commonLabels", {"a": "b c"}, "/commonLabels/a", "pattern"),
+        ("commonLabels", {"a b": "c"}, "/commonLabels", "'a b' not allowed"),
+        ("fullnameOverride", "a.b", "/fullnameOverride", "pattern"),
+        ("nameOverride", "1a", "/nameOverride", "pattern"),
+        ("allowedEndpoints", ["http://etcd:65536"], "/allowedEndpoints/0", "pattern"),
+        ("externalEtcd.endpoints", ["https://[::1]:0"], "/externalEtcd/endpoints/0", "pattern"),
     ],
 )
 def test_invalid_value_is_refused_with_its_path(
@@ -127,6 +133,18 @@ def test_invalid_value_is_refused_with_its_path(
                 f"etcd.image.tag must be 3.6.14, 3.7.1 or later of one of these lines, got {tag}",
             )
             for tag in ("v3.5.35", "3.4.37", "3.5", "v2.3.8", "3.5.21-0")
+        ),
+        *(
+            (
+                nested(path, {f"app.kubernetes.io/{label}": "x"}),
+                f"{path} must not have app.kubernetes.io/{label}",
+            )
+            for path in ("commonLabels", "operator.podLabels", "etcd.podLabels")
+            for label in ("name", "instance", "component")
+        ),
+        (
+            {"etcd": {"heartbeatMilliseconds": 201}},
+            "etcd.electionMilliseconds must be at least 5 times etcd.heartbeatMilliseconds",
         ),
         ({"etcd": {"enabled": False}}, "externalEtcd.endpoints must be given"),
         (
@@ -164,6 +182,13 @@ def test_invalid_value_is_refused_with_its_path(
 def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
     with pytest.raises(HelmRefused, match=re.escape(complaint)):
         template(values)
+
+
+@pytest.mark.parametrize("name", ["my.release", "1st"])
+def test_release_name_that_no_service_may_have_needs_another_prefix(name: str) -> None:
+    with pytest.raises(HelmRefused, match="fullnameOverride must be given"):
+        template(name=name)
+    assert template({"fullnameOverride": "ej"}, name=name)
 
 
 @pytest.mark.parametrize("tag", ["v3.6.14", "3.7.1", "v3.10.0", "4.0.0", "mirrored", "2026.01.3"])

@@ -89,6 +89,24 @@ def test_full_then_unreachable_etcd_is_reported_once_each_with_its_end(
     ns.await_status(phase="Running")
 
 
+def test_job_is_suspended_while_etcd_refuses_writes_and_closed_later(
+    ns: Namespace, etcd: EtcdServer
+) -> None:
+    running(ns, etcd, 2)
+    fill(etcd)
+    try:
+        ns.await_condition(KIND, "EtcdRefusesWrites")
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        ns.await_pods()
+        ns.await_status(phase="Suspended", pods=0)
+        assert ns.status()["rendezvous"]["state"] == "final"
+    finally:
+        empty(etcd)
+    wait_until(lambda: ns.status()["rendezvous"]["state"] == "closed", "the end", SECONDS)
+    ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    ns.await_pods("job-0", "job-1")
+
+
 def test_outage_seen_only_by_agents_is_reported_with_pod_names(
     ns: Namespace, etcd: EtcdServer
 ) -> None:

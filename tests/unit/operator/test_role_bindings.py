@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from elasticjob_operator.kubernetes.client import Kind, KubeError, QuotaExceeded, Unreachable
 from elasticjob_operator.role_bindings import (
     MANAGED_BY,
     Changes,
@@ -13,6 +16,7 @@ from elasticjob_operator.role_bindings import (
     _parsed,
     binding,
     due_changes,
+    reconcile,
 )
 
 Json = dict[str, Any]
@@ -85,6 +89,55 @@ def test_binding_has_the_operator_as_its_only_subject() -> None:
         {"kind": "ServiceAccount", "name": "operator", "namespace": "system"}
     ]
     assert WANTED["metadata"]["labels"] == MANAGED_BY
+
+
+class Server:
+    """API server with these namespaces and bindings, which refuses writes in one namespace."""
+
+    def __init__(self, names: Iterable[str], bindings: Iterable[Json], error: KubeError) -> None:
+        self._lists = {"namespaces": [namespace(name) for name in names]}
+        self._lists["rolebindings"] = list(bindings)
+        self._error = error
+        self.written: list[tuple[str, str]] = []
+
+    async def get(self, *_: object) -> Json:
+        return {"metadata": {"uid": "uid"}}
+
+    async def list(self, kind: Kind, *_: object, **__: object) -> Any:
+        return self._lists[kind.plural]
+
+    async def create(self, _: Kind, where: str, __: Json) -> None:
+        self._write("create", where)
+
+    async def delete(self, _: Kind, where: str, __: str, *, uid: str) -> None:
+        self._write("delete", where)
+
+    def _write(self, verb: str, where: str) -> None:
+        if where in ("full", "old-full"):
+            raise self._error
+        self.written.append((verb, where))
+
+
+def run(server: Server) -> dict[str, KubeError]:
+    return asyncio.run(reconcile(server, REQUEST))[1]  # type: ignore[arg-type]
+
+
+def test_refusal_in_one_namespace_does_not_stop_the_others() -> None:
+    error = QuotaExceeded("create rolebindings full/role", "exceeded quota: count", 403)
+    unserved = [other(name, uid=name) for name in ("old-a", "old-full", "old-z")]
+    server = Server(("a", "full", "z"), unserved, error)
+    assert run(server) == {"full": error, "old-full": error}
+    assert server.written == [
+        *(("delete", "old-a"), ("delete", "old-z")),
+        *(("create", "a"), ("create", "z")),
+    ]
+
+
+def test_server_without_an_answer_ends_the_pass() -> None:
+    server = Server(("a", "full", "z"), (), Unreachable("create rolebindings", "no answer"))
+    with pytest.raises(Unreachable):
+        run(server)
+    assert server.written == [("create", "a")]
 
 
 def test_arguments_become_a_request() -> None:

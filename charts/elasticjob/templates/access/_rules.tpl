@@ -97,7 +97,7 @@ lets it bind this ClusterRole alone; create cannot be limited by name.
   verbs: [create]
 - apiGroups: [""]
   resources: [secrets]
-  resourceNames: [{{ include "elasticjob.etcd.secretName" . }}, {{ include "elasticjob.etcd.secretName" . }}-authority]
+  resourceNames: [{{ include "elasticjob.etcd.secretName" . | quote }}, {{ include "elasticjob.etcd.secretName" . }}-authority]
   verbs: [get, patch]
 {{- if include "elasticjob.certificates.restarts" . }}
 # To restart members one by one, so that they trust a new authority.

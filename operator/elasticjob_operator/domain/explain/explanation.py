@@ -69,7 +69,7 @@ def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) 
 
     `present` names the pods that are in the round or have joined.
     """
-    found: list[Blocker] = []
+    pods, found = list(pods), list[Blocker]()
     if refusal := refusal_of(status):
         obstacle, message = refusal
         more = "more " if _has_pods(status) else ""
@@ -78,6 +78,8 @@ def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) 
         )
     absent = [pod for pod in pods if pod.name not in present]
     found += _obstacles([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
+    if not found:
+        found += _failed_launches(status, pods)
     per_node = status.launch is not None and status.launch.mode is Launch.PER_NODE
     found += _transient([p for p in absent if p.obstacle is None or p.terminating], per_node)
     if not absent and not found and not _has_pods(status):
@@ -105,6 +107,23 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
             f"{named(names)} {_are(names)} {state}" + (f": {message}" if message else ""),
             words.remedy,
         )
+
+
+def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
+    """Yield the last pod that failed at launch since the last round, until it is replaced."""
+    if status.pods is None or status.pods.active >= (status.wanted_nodes or 0):
+        return
+    finals = [found.final_time for found in status.rounds if found.final_time is not None]
+    since = max(finals, default=None)
+    failed = [
+        pod
+        for pod in pods
+        if pod.launch_failed and (since is None or (pod.ended_at or pod.created_at) > since)
+    ]
+    if failed:
+        last = max(failed, key=lambda pod: (pod.ended_at or pod.created_at, pod.index))
+        reason = f": {quoted(last.end_message)}" if last.end_message else ""
+        yield Blocker(f"{last.name} could not be started{reason}")
 
 
 def _transient(pods: list[Pod], per_node: bool) -> Iterator[Blocker]:

@@ -19,6 +19,7 @@ from elasticjob_operator.model.job import NESTED_ANNOTATION, Container, ElasticJ
 from elasticjob_operator.model.problems import Problem
 from elasticjob_operator.model.status import LaunchStatus
 from elasticjob_operator.model.types import Launch, LaunchReason
+from elasticjob_rendezvous.protocol.text import bounded
 
 
 def command_for(job: ElasticJob) -> TrainerCommand:
@@ -57,7 +58,8 @@ def decided_launch(job: ElasticJob) -> LaunchStatus | None:
         command = command_for(job)
     except TemplateRefused:
         return None
-    return LaunchStatus(mode=command.mode, reason=command.reason, message=command.message)
+    message = bounded(command.message)  # words of the command may have any length
+    return LaunchStatus(mode=command.mode, reason=command.reason, message=message)
 
 
 def is_decided_by_pods(job: ElasticJob) -> bool:

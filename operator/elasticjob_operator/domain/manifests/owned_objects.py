@@ -79,8 +79,8 @@ def _access(secret: Json, job_key: bytes, user_key: str) -> Access:
     return Access(
         job_key=job_key,
         ca=_value(secret, CA),
-        user=_text(_value(secret, user_key)),
-        password=_text(_value(secret, PASSWORD)),
+        user=credential(_value(secret, user_key)),
+        password=credential(_value(secret, PASSWORD)),
         cert=_value(secret, CERT),
         key=_value(secret, KEY),
     )
@@ -99,9 +99,9 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def _text(value: bytes | None) -> str | None:
-    """Decode a value as the agent decodes its files."""
-    return None if value is None else value.decode(errors="replace").strip()
+def credential(value: bytes | None) -> str | None:
+    """Decode a user or password as the agent decodes its files; None if it is absent or empty."""
+    return value.decode(errors="replace").strip() if value else None
 
 
 def service(job: ElasticJob) -> Json:

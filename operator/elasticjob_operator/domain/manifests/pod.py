@@ -34,6 +34,7 @@ from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import Launch
+from elasticjob_rendezvous.protocol.text import bounded
 
 
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand, workers: str, shm: bool) -> Json:
@@ -147,7 +148,7 @@ def pod(
         "metadata": {
             "name": name,
             "namespace": job.metadata.namespace,
-            **_labels_and_annotations(job, index, incarnation, template, command.note),
+            **_labels_and_annotations(job, index, incarnation, template, bounded(command.note)),
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {

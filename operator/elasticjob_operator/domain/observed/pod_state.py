@@ -30,6 +30,7 @@ from elasticjob_operator.domain.manifests.names import (
 )
 from elasticjob_operator.domain.manifests.template_rules import own_variable
 from elasticjob_operator.domain.observed.container_state import (
+    MAX_MESSAGE,
     Blocked,
     Raw,
     ended,
@@ -53,7 +54,7 @@ from elasticjob_operator.domain.observed.state import (
     PodPhase,
 )
 from elasticjob_operator.model.job import GROUP, ElasticJob
-from elasticjob_rendezvous.protocol.text import one_line, printable
+from elasticjob_rendezvous.protocol.text import one_line, printable, shortened
 from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, STUCK_MESSAGE
 
 PREFIX_VARIABLE = own_variable("PREFIX")
@@ -254,6 +255,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and not terminating
         and not is_disrupted
         and _failed_at_launch(status, found),
+        rejected=phase is PodPhase.FAILED and _is_rejected(status, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
         exit_code=(ended(found) or {}).get("exitCode"),
         end_message=(
@@ -317,7 +319,7 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         message = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
-        return Blocked(Obstacle.UNSCHEDULABLE, message)
+        return Blocked(Obstacle.UNSCHEDULABLE, shortened(message, MAX_MESSAGE))
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):
             return trouble
@@ -369,6 +371,18 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     return _time(ready["lastTransitionTime"]) <= _time(started)
 
 
+_REJECTIONS = frozenset((*_ENDS, "NodeAffinity", "UnexpectedAdmissionError"))
+"""The kubelet's `status.reason` of a pod that its machine does not start, beside OutOf…: the
+machine shuts down or is short of something, its labels have changed, or a device failed."""
+
+
+def _is_rejected(status: Raw, trainer: Raw | None) -> bool:
+    """Return True if the kubelet rejected the pod, or ended it before its trainer ran."""
+    reason = status.get("reason") or ""
+    never_started = ended(trainer) is None and running(trainer) is None
+    return never_started and (reason in _REJECTIONS or reason.startswith("OutOf"))
+
+
 def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
     """Return the end time of the trainer; if it has none, as in a pod rejected by its node, the
     latest time in the pod's conditions."""
@@ -403,7 +417,7 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
 
 
 def _joined(*parts: str | None) -> str:
-    return ": ".join(part.strip() for part in parts if part)
+    return shortened(": ".join(part.strip() for part in parts if part), MAX_MESSAGE)
 
 
 def _memory_limit(raw: Raw, name: str) -> str | None:

@@ -24,6 +24,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
+from elasticjob_rendezvous.protocol.text import printable, shortened
 
 
 class StopReason(StrEnum):
@@ -200,6 +201,8 @@ class Pod:
             empty otherwise.
         launch_failed: True if its trainer could not be started, or failed before it was a member of
             the rendezvous.
+        rejected: True if its machine refused to start it, or ended it before, for a reason that no
+            template changes, such as a shutdown.
         ended_at, end_message: end of its trainer, UTC, and its description.
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
@@ -224,6 +227,7 @@ class Pod:
     lingering: bool = False
     stuck: str = ""
     launch_failed: bool = False
+    rejected: bool = False
     ended_at: datetime | None = None
     end_message: str = ""
     exit_code: int | None = None
@@ -241,6 +245,11 @@ class Pod:
         return not self.terminating and not self.ended
 
 
+MAX_REFUSAL = 2000
+"""Maximum length of the message of a refusal, in characters. The API server and webhooks repeat
+invalid values, which may be long, and the status has the message several times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Obstacle to creating pods, such as a quota, and the UTC time since which it exists."""
@@ -254,7 +263,8 @@ class Refusal:
         cls, before: Refusal | None, obstacle: Obstacle, message: str, now: datetime
     ) -> Refusal:
         """Return the newest refusal in a row; its time is that of the first."""
-        return cls(obstacle, message, before.since if before else now)
+        text = shortened(printable(message), MAX_REFUSAL)
+        return cls(obstacle, text, before.since if before else now)
 
 
 @dataclass(frozen=True, slots=True)

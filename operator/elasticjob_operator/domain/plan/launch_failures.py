@@ -17,8 +17,9 @@ from elasticjob_operator.model.types import RendezvousState
 MOST_LAUNCH_FAILURES = 5
 """Launch failures in a row after which a job without a round fails."""
 FIRST_DELAY_SECONDS = 2
-"""Back-off after the second failure in a row, in seconds; doubles with each further one. The first
-failed pod is replaced at once."""
+"""Back-off after the second failure in a row, in seconds; doubles with each further one up to
+`MOST_LAUNCH_FAILURES`, since all pods of a large job may fail at once. The first failed pod is
+replaced at once."""
 
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
@@ -38,7 +39,7 @@ def launch_backoff_until(failures: list[Pod]) -> datetime | None:
     """Return the end of the back-off after these launch failures; None if there is none."""
     if len(failures) < 2:
         return None
-    delay = FIRST_DELAY_SECONDS * 2 ** (len(failures) - 2)
+    delay = FIRST_DELAY_SECONDS * 2 ** (min(len(failures), MOST_LAUNCH_FAILURES) - 2)
     return _end_time(failures[-1]) + timedelta(seconds=delay)
 
 
@@ -46,7 +47,11 @@ def launch_limit_reason(
     failures: list[Pod], view: RendezvousView, able: int, min_nodes: int
 ) -> str | None:
     """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
-    if no round is final and fewer than `min_nodes` pods run a launcher."""
+    if no round is final and fewer than `min_nodes` pods run a launcher.
+
+    Pods that their machines rejected do not count: the job waits, as for a machine.
+    """
+    failures = [pod for pod in failures if not pod.rejected]
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None

@@ -103,13 +103,14 @@ def plan_end(
     """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
 
     In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
-    unreadable: no member remains that could disagree.
+    unreadable or refuses writes: no member remains that could disagree. It is closed once that is
+    possible.
     """
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
     may_have_members = is_steered(job) and bounds is not None
-    if may_have_members and view.outcome is None:
+    if may_have_members and view.outcome is None and not _refuses_writes(observed):
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
             requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
@@ -126,6 +127,15 @@ def plan_end(
         if pod.active or (everything and not pod.terminating)
     ]
     return Plan(tuple(actions), phase, wanted_size(job))
+
+
+def _refuses_writes(observed: Observed) -> bool:
+    """Return True if the operator itself observed that the store refuses writes.
+
+    A refusal that only agents report may be that of the job's own user.
+    """
+    seen = observed.store
+    return seen is not None and not seen.members and seen.trouble.refuses
 
 
 def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:

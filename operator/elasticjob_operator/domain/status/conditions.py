@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.backends import missing_store_host
+from elasticjob_operator.domain.plan.launch_failures import launch_failures
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
@@ -119,6 +120,8 @@ def pods_ready(
     if blocked:
         reason = str(blocked[0].obstacle)
         return Finding(kind, ConditionStatus.FALSE, reason, f"{tally}; {_blocked_text(blocked)}")
+    if text := _failed_launches_text(view, counted_pods, size):
+        return Finding(kind, ConditionStatus.FALSE, LAUNCH_FAILED, f"{tally}; {text}")
     if no_store := missing_store_host(job, observed, counted_pods.counted):
         return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
@@ -126,6 +129,20 @@ def pods_ready(
     runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)
     hint = _torchrun_hint(job, view, launch) if runs else ""
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names + hint)
+
+
+LAUNCH_FAILED = "LaunchFailed"
+"""Reason of condition PodsReady while pods that failed at launch are not replaced yet."""
+
+
+def _failed_launches_text(view: RendezvousView, pods: CountedPods, size: WantedSize) -> str:
+    """Return the end of the last pod that failed at launch while a pod is missing; else ''."""
+    failures = launch_failures(pods.failed, view)
+    if not failures or len(pods.counted) >= size.nodes:
+        return ""
+    last = failures[-1]
+    more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+    return f"{last.name}{more} could not be started: {last.end_message or 'no reason is known'}"
 
 
 def _torchrun_hint(job: ElasticJob, view: RendezvousView, launch: LaunchStatus | None) -> str:

@@ -20,7 +20,16 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.planner import plan, plan_end
-from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json, Kind, NotFound
+from elasticjob_operator.kubernetes.client import (
+    SERVICES,
+    AlreadyExists,
+    Forbidden,
+    Json,
+    Kind,
+    KubeError,
+    NotFound,
+    Unreachable,
+)
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
@@ -48,6 +57,7 @@ class Api:
     taken: bool = False
     delay: float = 0.0
     seconds: float = 0.0
+    errors: dict[str, KubeError] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     holder: Json | None = None
     created: list[Json] = field(default_factory=list)
@@ -67,6 +77,8 @@ class Api:
         return body
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        if name in self.errors:
+            raise self.errors[name]
         self.deleted.append(name)
         self.seconds += self.delay
         return True
@@ -216,3 +228,21 @@ def test_slow_writes_of_pods_are_left_after_a_while(actions: tuple[Action, ...])
 def test_fast_writes_of_pods_are_completed(actions: tuple[Action, ...]) -> None:
     applied = apply(*actions)
     assert (applied.unfinished, len(applied.actions)) == (False, MANY)
+
+
+def test_pods_that_may_not_be_deleted_do_not_keep_the_others() -> None:
+    """Each pass begins with the same pods."""
+    protected = [f"job-{index}" for index in range(2 * MAX_CONCURRENT_CALLS)]
+    errors = {name: Forbidden(f"delete pods {name}", "denied", 403) for name in protected}
+    api = Api(errors=dict(errors))
+    applied = apply(*DELETIONS, api=api)
+    assert applied.error is errors["job-0"]
+    assert sorted(applied.kept) == sorted(protected)
+    assert len(api.deleted) == len(applied.actions) == MANY - len(protected)
+
+
+def test_server_without_an_answer_ends_the_deletions() -> None:
+    error = Unreachable("delete pods job-0", "no answer")
+    api = Api(errors={"job-0": error})
+    assert apply(*DELETIONS, api=api).error is error
+    assert len(api.deleted) == MAX_CONCURRENT_CALLS - 1

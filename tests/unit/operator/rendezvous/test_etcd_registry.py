@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from elasticjob_operator.domain.observed.state import Obstacle
+from elasticjob_operator.kubernetes.client import Forbidden, KubeError
 from elasticjob_operator.model import ElasticJob, parse_manifest
-from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
+from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused, EtcdRegistry
+from elasticjob_operator.rendezvous.etcd_source import EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_operator.settings import EtcdSettings
 from tests.integration.kube_helpers import elasticjob
@@ -20,18 +24,96 @@ ENDPOINT = "http://127.0.0.1:9"
 class Secrets:
     """API server with one Secret."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, data: Mapping[str, bytes] | None = None, error: KubeError | None = None
+    ) -> None:
         self.password = b"mistyped"
+        self._error = error
+        self._data = data
 
     async def get(self, *_: object) -> dict[str, Any]:
-        return {"data": {"password": base64.b64encode(self.password).decode()}}
+        if self._error is not None:
+            raise self._error
+        data = self._data or {"password": self.password}
+        return {"data": {key: base64.b64encode(value).decode() for key, value in data.items()}}
 
 
-def job_of(uid: str) -> ElasticJob:
+def job_of(uid: str, endpoint: str = ENDPOINT) -> ElasticJob:
     raw = elasticjob("job")
     raw["metadata"]["uid"] = uid
-    raw["spec"]["rendezvous"] = {"endpoints": [ENDPOINT], "secretName": "etcd"}
+    raw["spec"]["rendezvous"] = {"endpoints": [endpoint], "secretName": "etcd"}
     return parse_manifest(raw)
+
+
+def source_of(secrets: Secrets, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> EtcdSource:
+    """Return the source of a job with this endpoint and Secret."""
+
+    async def reached(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(InformerCache, "reached", reached)
+
+    async def main() -> EtcdSource:
+        async with asyncio.TaskGroup() as tasks:
+            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({endpoint}))
+            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            try:
+                found = await etcds.of(job_of("uid", endpoint))
+            finally:
+                await etcds.aclose()
+        assert isinstance(found, EtcdSource)
+        return found
+
+    try:
+        return asyncio.run(main())
+    except* EtcdRefused as errors:
+        raise errors.exceptions[0] from None
+
+
+TLS_ENDPOINT = "https://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "data", "message"),
+    [
+        (ENDPOINT, {"ca.crt": b"PEM"}, "the scheme must be https"),
+        (TLS_ENDPOINT, {"tls.crt": b"PEM"}, "must be given together"),
+        (TLS_ENDPOINT, {"tls.key": b"PEM", "tls.crt": b""}, "must be given together"),
+    ],
+    ids=["certificates without TLS", "no key", "empty certificate"],
+)
+def test_secret_that_does_not_fit_the_endpoints_is_named(
+    endpoint: str, data: dict[str, bytes], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EtcdRefused, match=message) as refused:
+        source_of(Secrets(data), endpoint, monkeypatch)
+    assert refused.value.obstacle is Obstacle.ENDPOINT
+    assert endpoint in str(refused.value)
+    assert "/tmp" not in str(refused.value)
+
+
+def test_secret_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = Forbidden("get secrets team/etcd", "secrets is forbidden", 403)
+    with pytest.raises(EtcdRefused, match="to read Secret etcd in default") as refused:
+        source_of(Secrets(error=error), ENDPOINT, monkeypatch)
+    assert refused.value.obstacle is Obstacle.NOT_SERVED
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "expected"),
+    [
+        (b"me\n", b"secret\n", ("me", "secret")),
+        (b"me", b"\xff", ("me", "\ufffd")),
+        (b"", b"", (None, "")),
+    ],
+    ids=["newlines", "not UTF-8", "empty"],
+)
+def test_credentials_are_read_as_the_agents_read_them(
+    user: bytes, password: bytes, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = Secrets({"username": user, "password": password})
+    token = source_of(secrets, ENDPOINT, monkeypatch).etcd.client.transport.token
+    assert (token.user, token.password) == expected
 
 
 def test_job_waits_for_the_etcd_that_replaced_another_during_its_first_read(

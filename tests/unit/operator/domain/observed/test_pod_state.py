@@ -456,9 +456,30 @@ def test_pod_rejected_by_its_node_is_launch_failure_at_that_time() -> None:
     pod = RawPod().says(condition("PodScheduled", True, SCHEDULED))
     pod.phase("Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
     found = read(pod)
-    assert found.launch_failed
+    assert (found.launch_failed, found.rejected) == (True, True)
     assert found.ended_at == SCHEDULED
     assert found.end_message == "OutOfcpu: Node didn't have enough resource: cpu"
+
+
+@pytest.mark.parametrize(
+    ("reason", "rejected"),
+    [
+        ("OutOfnvidia.com/gpu", True),
+        ("NodeShutdown", True),
+        ("Evicted", True),
+        ("NodeAffinity", True),
+        ("UnexpectedAdmissionError", True),
+        ("DeadlineExceeded", False),
+        ("SysctlForbidden", False),
+        ("", False),
+    ],
+)
+def test_pod_is_rejected_for_reasons_of_its_machine_alone(reason: str, rejected: bool) -> None:
+    pod = RawPod().says(condition("PodScheduled", True, SCHEDULED)).phase("Failed", reason=reason)
+    found = read(pod)
+    assert (found.launch_failed, found.rejected) == (True, rejected)
+    started = RawPod().ready().has("trainer", terminated(1)).phase("Failed", reason=reason)
+    assert not read(started).rejected
 
 
 def test_failed_pod_without_status_ended_at_its_creation() -> None:
@@ -660,3 +681,11 @@ def test_essentials_of_a_pod_do_not_grow_with_its_template() -> None:
     assert len(json.dumps(kept)) < 16_000
     assert observed_pod(kept, "trainer", GOOD) == observed_pod(raw, "trainer", GOOD)
     assert used_fields(kept) == kept
+
+
+def test_long_message_of_the_scheduler_keeps_its_beginning() -> None:
+    message = "0/5000 nodes are available: " + "1 node(s) had untolerated taint, " * 500
+    found = observed_pod(RawPod().unschedulable(message).raw, "trainer", GOOD)
+    assert found is not None
+    assert found.obstacle_message.startswith("0/5000 nodes are available: 1 node(s)")
+    assert len(found.obstacle_message) < MAX_MESSAGE + 30

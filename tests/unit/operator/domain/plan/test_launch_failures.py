@@ -7,13 +7,23 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_operator.domain.observed.state import UNREADABLE, Pod, RendezvousView, StopReason
-from elasticjob_operator.domain.plan.actions import CloseRendezvous, CreatePod, WriteParams
+from elasticjob_operator.domain.plan.actions import (
+    CloseRendezvous,
+    CreatePod,
+    DeletePod,
+    WriteParams,
+)
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.status.events import job_events
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.types import ConditionType
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
+    ago,
     final_round,
     history,
     job,
@@ -55,6 +65,16 @@ def test_each_launch_failure_in_a_row_doubles_the_wait(failures: int, delay: flo
     assert created(planned(*pods, at=delay)) == 2
 
 
+@pytest.mark.parametrize("failures", [5, 6, 40, 64, 512], ids=str)
+def test_wait_is_bounded_if_many_pods_fail_at_launch(failures: int) -> None:
+    a_job = job(minNodes=1, maxNodes=1024)
+    pods = (*running(1), *stillborn(failures, seconds=1, first=1))
+    seen = observed(*pods, view=final_round(1, since=ago(40000)))
+    found = plan(a_job, seen, NOW)
+    assert (created(found), found.wake_at) == (0, later(15))
+    assert len([one for one in found.actions if isinstance(one, DeletePod)]) == failures - 5
+
+
 def test_failure_before_the_final_round_no_longer_counts() -> None:
     before = stillborn(3, seconds=61, first=2)  # the round is a minute old
     assert created(planned(*running(1), *before, view=final_round(1))) == 1
@@ -80,6 +100,16 @@ def test_job_without_startable_pods_fails_with_the_reason() -> None:
     )
 
 
+@pytest.mark.parametrize("others", [0, MOST_LAUNCH_FAILURES - 1])
+def test_pods_rejected_by_their_machines_delay_the_job_and_do_not_fail_it(others: int) -> None:
+    rejected = stillborn(2 * MOST_LAUNCH_FAILURES)
+    pods = tuple(replace(one, rejected=one.index >= others) for one in rejected)
+    found = planned(*pods)
+    assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
+    assert (created(found), found.wake_at) == (0, later(16))
+    assert created(planned(*pods, at=16)) == 2
+
+
 def test_training_job_outlives_pods_that_cannot_start() -> None:
     pods = (*running(1), *stillborn(MOST_LAUNCH_FAILURES, first=2))
     found = planned(*pods, view=final_round(1, since=later(-3600)))
@@ -94,3 +124,37 @@ def test_job_with_enough_started_pods_waits_for_them() -> None:
 
 def test_unreadable_rendezvous_is_not_closed_for_launch_failures() -> None:
     assert planned(*stillborn(MOST_LAUNCH_FAILURES), view=UNREADABLE).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason", "message"),
+    [
+        (
+            stillborn(2),
+            "LaunchFailed",
+            "0 of 2 are ready; job-1 and 1 more could not be started: no python3",
+        ),
+        (
+            (*running(1), *stillborn(1, first=1)),
+            "LaunchFailed",
+            "1 of 2 are ready; job-1 could not be started: no python3",
+        ),
+        (
+            (*(pod(index).pending().get() for index in (0, 2)), *stillborn(1, first=1)),
+            "PodsStarting",
+            "0 of 2 are ready; waiting for job-0, job-2",
+        ),
+    ],
+    ids=["all", "one", "replaced"],
+)
+def test_status_has_the_end_of_a_pod_until_it_is_replaced(
+    pods: tuple[Pod, ...], reason: str, message: str
+) -> None:
+    a_job, seen = job(minNodes=2, maxNodes=2), observed(*pods)
+    status = next_status(a_job, seen, seen.rendezvous, NOW)
+    [found] = [one for one in status.conditions if one.type is ConditionType.PODS_READY]
+    assert (found.reason, found.message) == (reason, message)
+    events = [one.message for one in job_events(Status(), status, ()) if one.reason == reason]
+    assert events == ([message] if reason == "LaunchFailed" else [])
+    clause = "job-1 could not be started: no python3"
+    assert (clause in " ".join(status.explanation)) is (reason == "LaunchFailed")

@@ -21,6 +21,7 @@ from elasticjob_operator.domain.observed.state import (
     PodPhase,
     Refusal,
     RendezvousView,
+    SeenTrouble,
     StopReason,
 )
 from elasticjob_operator.domain.plan.actions import (
@@ -47,6 +48,12 @@ from elasticjob_rendezvous.protocol.records.params import (
     ClosingRequest,
     DrainRequest,
     RendezvousParams,
+)
+from elasticjob_rendezvous.protocol.store_trouble import (
+    ETCD,
+    StoreFailure,
+    StoreState,
+    StoreTrouble,
 )
 from tests.unit.operator.builders import (
     NOW,
@@ -462,6 +469,39 @@ def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
     a_job = job(runPolicy={"suspend": True})
     found = plan(a_job, observed(pod(0).get(), pod(1).terminating().get(), view=UNREADABLE), NOW)
     assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
+
+
+FULL = StoreTrouble(
+    ETCD,
+    StoreState.REFUSING,
+    "http://etcd:2379",
+    "database space exceeded",
+    1,
+    StoreFailure.NO_SPACE,
+)
+
+
+@pytest.mark.parametrize("reason", STOPS)
+@pytest.mark.parametrize("bounds", [BOUNDS, asked(StopReason.SUSPENDED, 1)], ids=["new", "asked"])
+def test_planned_stop_does_not_wait_for_a_store_that_refuses_writes(
+    reason: StopReason, bounds: RendezvousParams
+) -> None:
+    pods = running(2)
+    exists = observed(*pods, view=saving(2), bounds=bounds, store=SeenTrouble(FULL))
+    found = plan(STOPS[reason], exists, NOW)
+    assert [type(action) for action in found.actions] == [DeletePod, DeletePod]
+    gone = replace(exists, pods=(), rendezvous=saving(0))
+    assert plan(STOPS[reason], gone, NOW).actions == ()
+    [close] = plan(STOPS[reason], replace(gone, store=None), later(ENDS_AT)).actions
+    assert isinstance(close, CloseRendezvous)
+
+
+def test_planned_stop_is_recorded_if_only_agents_report_a_refusal() -> None:
+    pods = running(2)
+    seen = SeenTrouble(FULL, tuple(pod.uid for pod in pods))
+    exists = observed(*pods, view=saving(2), bounds=BOUNDS, store=seen)
+    found = plan(STOPS[StopReason.SUSPENDED], exists, NOW)
+    assert found.actions == (WriteParams(1, asked(StopReason.SUSPENDED)),)
 
 
 SUSPENDED = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.manifests.pod import PodSettings, pod
 from elasticjob_operator.domain.observed.agent_records import agent_view
 from elasticjob_operator.domain.observed.etcd_records import (
     Records,
@@ -15,7 +18,7 @@ from elasticjob_operator.domain.observed.etcd_records import (
     merge_reports,
     rendezvous_view,
 )
-from elasticjob_operator.domain.observed.state import RendezvousView
+from elasticjob_operator.domain.observed.state import Obstacle, Refusal, RendezvousView
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import crdgen
@@ -125,6 +128,36 @@ def test_status_of_any_records_is_bounded_and_valid(first: Any, second: Any) -> 
     check_status(status)
     again = rendezvous_view(decode_records(KEYS.prefix, stored(second)))
     check_status(status_of(again, status))
+
+
+@pytest.mark.parametrize("obstacle", Obstacle)
+def test_status_with_a_long_refusal_is_bounded(obstacle: Obstacle) -> None:
+    """The API server repeats an invalid value of any length, and a webhook may answer anything."""
+    refusal = Refusal.after(None, obstacle, "Invalid value: \x1b" + "ü" * 400_000, NOW)
+    subject, seen = job(minNodes=1, maxNodes=2), observed(refusal=refusal)
+    status = next_status(subject, seen, seen.rendezvous, NOW)
+    check_status(status)
+    assert status.refusal is not None
+    assert status.refusal.message.startswith("Invalid value: \\x1b")
+    assert "400019 characters" in status.refusal.message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", *(f"--{name}={'x' * 131_000}" for name in ("nnodes", "rdzv-id")), "t.py"],
+        ["bash", f"/{'x' * 131_000}.sh"],
+    ],
+    ids=["options of torchrun", "script"],
+)
+def test_status_and_pod_of_a_command_with_long_words_are_bounded(command: list[str]) -> None:
+    container = {"name": "trainer", "image": "trainer:1", "command": command}
+    subject, seen = job(template={"spec": {"containers": [container]}}), observed(*running(2))
+    status = next_status(subject, seen, seen.rendezvous, NOW)
+    assert status.launch is not None
+    assert len(status.launch.message) < 2000
+    made = pod(subject, 0, 1, PodSettings("sidecar"), Access(b"key", None, None, None))
+    assert len(text_of(made["metadata"]["annotations"])) < 4000
 
 
 @SLOW
