@@ -103,14 +103,14 @@ def plan_end(
     """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
 
     In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
-    unreadable or refuses writes: no member remains that could disagree. It is closed once that is
-    possible.
+    unreadable, or has refused writes for `REFUSAL_SECONDS`: no member remains that could disagree.
+    It is closed once that is possible.
     """
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
     may_have_members = is_steered(job) and bounds is not None
-    if may_have_members and view.outcome is None and not _refuses_writes(observed):
+    if may_have_members and view.outcome is None and not _refuses_writes(observed, now):
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
             requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
@@ -129,13 +129,20 @@ def plan_end(
     return Plan(tuple(actions), phase, wanted_size(job))
 
 
-def _refuses_writes(observed: Observed) -> bool:
-    """Return True if the operator itself observed that the store refuses writes.
+REFUSAL_SECONDS = 10.0
+"""Time for which a store that refuses writes is waited for before the pods of a stopped job are
+deleted without a requested checkpoint. An election of etcd's leader takes less."""
+
+
+def _refuses_writes(observed: Observed, now: datetime) -> bool:
+    """Return True if the store has refused writes of the operator itself for long.
 
     A refusal that only agents report may be that of the job's own user.
     """
     seen = observed.store
-    return seen is not None and not seen.members and seen.trouble.refuses
+    if seen is None or seen.members or not seen.trouble.refuses:
+        return False
+    return now.timestamp() - seen.trouble.since_ms / 1000 >= REFUSAL_SECONDS
 
 
 def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:

@@ -496,6 +496,19 @@ def test_planned_stop_does_not_wait_for_a_store_that_refuses_writes(
     assert isinstance(close, CloseRendezvous)
 
 
+@pytest.mark.parametrize("reason", STOPS)
+def test_planned_stop_waits_for_a_store_that_has_refused_writes_for_a_moment(
+    reason: StopReason,
+) -> None:
+    """etcd elects a leader: the checkpoint is requested after that."""
+    since = int(ago(9).timestamp() * 1000)
+    seen = SeenTrouble(replace(FULL, since_ms=since))
+    found = plan(
+        STOPS[reason], observed(*running(2), view=saving(2), bounds=BOUNDS, store=seen), NOW
+    )
+    assert [type(action) for action in found.actions] == [WriteParams]
+
+
 def test_planned_stop_is_recorded_if_only_agents_report_a_refusal() -> None:
     pods = running(2)
     seen = SeenTrouble(FULL, tuple(pod.uid for pod in pods))
