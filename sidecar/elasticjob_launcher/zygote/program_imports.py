@@ -59,10 +59,14 @@ class ImportAnalysis(NamedTuple):
 
     @property
     def known(self) -> frozenset[str]:
-        """Variables whose value at every import is known: reading one is as in the program."""
+        """Variables whose value at every import is known: reading one is as in the program.
+
+        Includes those that a statement would set, but does not: `setdefault` of one that is there.
+        """
         changes = [step for step in self.steps if isinstance(step, EnvironmentChange)]
         unknown = {change.name for change in changes if not change.known}
-        return frozenset(change.name for change in changes) - unknown - self.later
+        changed = self.sets | {change.name for change in changes}
+        return changed - unknown - self.later
 
     @property
     def import_context(self) -> tuple[object, ...]:
