@@ -75,7 +75,7 @@ class ImportGuard:
         self._item = ""
         self._damaged = self._hooked = False
         # Filters show a DeprecationWarning of an import in `__main__` alone.
-        self._main = {"__name__": "__main__", "__package__": __package__}
+        self._main: dict[str, Any] = {}
 
     def exclude(self, names: Collection[str]) -> None:
         """Replace the modules that must not be loaded."""
@@ -112,10 +112,15 @@ class ImportGuard:
                     if code is None:
                         __import__(wanted.module, None, None, (name,))
                     else:
-                        self._main.update(module=wanted.module, name=name)
-                        exec(code, self._main)
+                        exec(code, self._names_of_main(wanted.module, name))
 
         self.run(wanted.module, imports)
+
+    def _names_of_main(self, module: str, name: str) -> dict[str, Any]:
+        """Return the globals of `_import_statement`; `__package__` marks its frames as ours."""
+        self._main = self._main or {**vars(sys.modules["__main__"]), "__package__": __package__}
+        self._main.update(module=module, name=name)
+        return self._main
 
     def run(self, item: str, action: Callable[[], object]) -> None:
         """Run imports on behalf of `item`, or record the refusal."""
