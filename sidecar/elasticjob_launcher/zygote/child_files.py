@@ -46,14 +46,14 @@ class ChildFiles:
             return
         self._module = module
         here = os.path.abspath(os.fsdecode(folder or "."))  # noqa: PTH100
-        places = [here, os.environ.get("TMPDIR") or "/tmp", os.path.expanduser("~")]  # noqa: PTH111, S108
+        places = [here, os.environ.get("TMPDIR") or "/tmp", os.path.expanduser("~")]  # noqa: PTH111
         for path in {os.path.join(here, word) for word in _words(command)}:  # noqa: PTH118
             mode, stamp = _stamp(path)
             if S_ISDIR(mode):
                 places.append(path)
             else:
                 self._files.setdefault(os.path.abspath(path), stamp)  # noqa: PTH100
-        for place in map(os.path.abspath, places):  # noqa: PTH100
+        for place in map(os.path.abspath, places):
             entries = _entries(place)
             if entries is not None:
                 self._folders.setdefault(place, entries)

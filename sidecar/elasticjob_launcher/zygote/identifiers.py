@@ -191,9 +191,7 @@ class Identifiers:
             caller = str(sys._getframe(1).f_globals.get("__name__", ""))
             is_known = is_python_module(caller) and not caller.startswith("importlib.")  # C code
             is_known = is_known or caller.partition(".")[0] in TRUSTED
-            if is_known or not (
-                self._watched and options and all(map(callable, options.values()))
-            ):
+            if is_known or not (self._watched and options and all(map(callable, options.values()))):
                 register(**options)
             else:
                 self._at_fork.append(options)
