@@ -388,7 +388,7 @@ class Zygote:
         self._resume_collection()
         self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)
-        show_process_as(request["command"], request["env"])
+        show_process_as(request["command"], request["env"], request["process"])
         return True
 
     def _serve(self, fds: list[int]) -> None:

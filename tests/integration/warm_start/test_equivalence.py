@@ -54,6 +54,7 @@ value = {
     "ours": sorted(name for name in sys.modules if "launcher" in name or "elasticjob" in name),
     "parent": open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[0],
     "command": open("/proc/self/cmdline").read().split("\\0"),
+    "process": open("/proc/self/comm").read(),
     "shown": sorted(v for v in open("/proc/self/environ").read().split("\\0") if v
                     and "ERROR_FILE" not in v),
 }
@@ -116,9 +117,22 @@ def test_package_module_state_is_same_warm_and_cold(tmp_path: Path) -> None:
     assert forked == cold
 
 
-def test_console_script_state_is_same_warm_and_cold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [f"#!{sys.executable}", f"#! {sys.executable} -B"])
+def test_console_script_state_is_same_warm_and_cold(tmp_path: Path, line: str) -> None:
     path = console_script(tmp_path / "bin", LOOK)
+    Path(path).write_text(f"{line}\n{LOOK}")
     cold, forked = both(tmp_path, path, "--lr", "0.1")
+    assert '"process": "train\\n"' in cold
+    assert forked == cold
+
+
+def test_console_script_of_a_shell_is_same_warm_and_cold(tmp_path: Path) -> None:
+    """As pip writes it for a long path of the interpreter."""
+    path = console_script(tmp_path / "bin", LOOK)
+    lines = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
+    Path(path).write_text(f"{lines}\n{LOOK}")
+    cold, forked = both(tmp_path, path, "--lr", "0.1")
+    assert '"process": "python' in cold
     assert forked == cold
 
 
