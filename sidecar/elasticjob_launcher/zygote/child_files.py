@@ -58,7 +58,7 @@ class ChildFiles:
             if entries is not None:
                 self._folders.setdefault(place, entries)
 
-    def ended(self, own: Collection[str]) -> None:
+    def ended(self, own: Collection[str], all_ended: bool = True) -> None:
         """Find the files that differ from those before; `own` are those of this process."""
         found = list(self._files.items())
         for place, entries in self._folders.items():
@@ -67,7 +67,8 @@ class ChildFiles:
         for path, before in found:
             if path not in own and _stamp(path)[1] != before:
                 self._changed.setdefault(path, (self._module, before))
-        self._folders, self._files = {}, {}
+        if all_ended:
+            self._folders, self._files = {}, {}
 
     def found(self) -> list[tuple[str, str]]:
         """Return the paths that still differ, each with the module that started the process."""

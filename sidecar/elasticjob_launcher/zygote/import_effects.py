@@ -275,7 +275,7 @@ class Effects:
     def _reaps(self, result: Any) -> None:
         """Look for a process's files once it has ended: others make files of their own later."""
         if self._active and self._spawned and result != (0, 0) and getpid() == self._pid:
-            self._child_files.ended({*self._made, *self._noted})
+            self._child_files.ended({*self._made, *self._noted}, not _has_children())
 
     def _make(self, name: str, kind: str, drawn: bool = False) -> None:
         """Record a creation; caches of trusted packages have the same names in every process.

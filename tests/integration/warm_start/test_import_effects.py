@@ -83,6 +83,12 @@ EFFECTS = {
         "subprocess.run(f'echo x >>{os.environ[\"PLACE\"]}/old', shell=True, check=True)",
         "starts a process that makes, changes or removes ",
     ),
+    "file of the process that ended last": (
+        "import os, subprocess; new = os.environ['PLACE'] + '/new'\n"
+        "late = subprocess.Popen(['sh', '-c', 'read x && touch ' + new], stdin=subprocess.PIPE)\n"
+        "subprocess.run(['true']); late.communicate(b'x\\n')",
+        "starts a process that makes, changes or removes ",
+    ),
     "file removed by an ended process": (
         "import os, subprocess; subprocess.check_output(['rm', os.environ['PLACE'] + '/old'])",
         "starts a process that makes, changes or removes ",
