@@ -148,6 +148,14 @@ FAILURES = {
     "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start(); 1 / 0\n",
     "own hook": "import sys\nsys.excepthook = lambda k, v, t: print(k, v, t.tb_lineno,"
     " t.tb_frame.f_code.co_filename)\n1 / 0\n",
+    "own hook that fails": "import sys\ndef hook(k, v, t):\n    {}['key']\n"
+    "sys.excepthook = hook\n1 / 0\n",
+    "own hook that cannot be called": "import sys\nsys.excepthook = None\n1 / 0\n",
+    "own hook that ends the program": "import sys\n"
+    "sys.excepthook = lambda *a: sys.exit(5)\n1 / 0\n",
+    "a message of a signal handler": "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *a: sys.exit('stopped'))\n"
+    "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n",
     "segment": "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)\n",
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n",
     "missing import": "import no_such_module_at_all\n",
