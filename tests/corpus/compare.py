@@ -52,7 +52,7 @@ _PATTERNS = (
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
     (r"(/memfd:[\w-]+)-\w{8}\b", r"\1-ID"),
     (r"\bsem\.\w{4,}", "sem.TMP"),
-    (r"\b(pymp|psm|mp)[-_][a-z0-9_]{8}\b", "TMP"),
+    (r"\b(pymp|psm|mp|listener|pym-\d+)[-_][a-z0-9_]{8}\b", "TMP"),
     (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),
 )  # fmt: skip
 _PER_RUN = re.compile(r"^(MASTER_|TORCHELASTIC_|ELASTICJOB_)|RANK$")

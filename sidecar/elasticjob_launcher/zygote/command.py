@@ -31,6 +31,7 @@ class Program(NamedTuple):
     """Python program: `interpreter options (target | -m target) arguments`.
 
     `command` is the full command line as written, `env` the variables set by a leading `env`.
+    `process` is the kernel's name of the process, if it is not that of the interpreter.
     """
 
     interpreter: str
@@ -40,6 +41,7 @@ class Program(NamedTuple):
     arguments: tuple[str, ...]
     command: tuple[str, ...]
     env: Mapping[str, str]
+    process: str = ""
 
     @property
     def key(self) -> str:
@@ -124,7 +126,10 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
     interpreter = _interpreter_of(head)
     if not interpreter:
         raise ColdStart(f"{found} is no Python program")
-    return _python(interpreter[0], [*interpreter[1:], found, *words[1:]], env)
+    program = _python(interpreter[0], [*interpreter[1:], found, *words[1:]], env)
+    # Else `env` or `sh` executes the interpreter, by its own name.
+    direct = head[2:].lstrip().startswith(interpreter[0].encode())
+    return program._replace(process=os.path.basename(found)) if direct else program  # noqa: PTH119
 
 
 def _interpreter_of(head: bytes) -> list[str]:

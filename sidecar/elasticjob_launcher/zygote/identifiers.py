@@ -21,6 +21,7 @@ from typing import Any
 
 from elasticjob_launcher.zygote.kept_values import DrawnValues, Literals, module_values
 from elasticjob_launcher.zygote.search_path import is_python_module
+from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 # Packages whose identifiers and exit functions stay within the process. Their other effects, such
 # as files and processes, do count.
@@ -53,44 +54,12 @@ _NUMBERS = (
 _PROCESSOR_TIMES = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
 
 
-class _ReportingFunction:
-    """Wrapper around a built-in function that reports each call and passes its result on.
-
-    Packages may keep it, as in a default argument: `end` ends its reports.
-    """
-
-    def __init__(
-        self,
-        function: Any,
-        report: Callable[[], None],
-        keep: Callable[[Any], object] = lambda result: None,
-    ) -> None:
-        self.function = function
-        self._report = report
-        self._keep = keep
-        self._ended = False
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if self._ended:
-            return self.function(*args, **options)
-        self._report()
-        result = self.function(*args, **options)
-        self._keep(result)
-        return result
-
-    def end(self) -> None:
-        self._ended = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.function, name)
-
-
 class Identifiers:
     """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`."""
 
     def __init__(self, exit_functions: bool = True) -> None:
         self._exit_functions = exit_functions
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._watched = WatchedFunctions()
         self._states: dict[str, Any] = {}
         self._modules: set[str] = set()
         self._noted: dict[str, str] = {}
@@ -107,19 +76,18 @@ class Identifiers:
         for name in GENERATORS:
             self.loaded(name)
         self._last_state = _generator("random")
+        report = self._watched.report
         for holder, name in (
             (os, "urandom"), (os, "getrandom"), (random, "_urandom"), (uuid, "uuid1"),
         ):  # fmt: skip
-            function = _ReportingFunction(getattr(holder, name), self._draws, self._keep)
-            self._put(holder, name, function)
+            report(holder, name, self._draws, self._keep)
         for holder, name in _NUMBERS:
-            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._numbers))
+            report(holder, name, self._numbers)
         for name in _PROCESSOR_TIMES:
-            function = _ReportingFunction(getattr(time, name), lambda: None, self._keep_time)
-            self._put(time, name, function)
+            report(time, name, keep=self._keep_time)
         if self._exit_functions:
-            self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
-        self._put(os, "register_at_fork", self._deferring(os.register_at_fork))
+            report(atexit, "register", self._registers)
+        self._watched.put(os, "register_at_fork", self._deferring(os.register_at_fork))
         seed, fresh = random.Random.seed, self._fresh
 
         def seed_and_record(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
@@ -127,25 +95,11 @@ class Identifiers:
             if a is None:
                 fresh.append((self, self.getstate(), calling_module("tempfile")))
 
-        self._put(random.Random, "seed", seed_and_record)
+        self._watched.put(random.Random, "seed", seed_and_record)
 
     def stop(self) -> None:
-        for holder, name, before, put in self._replaced:
-            setattr(holder, name, before)
-            if isinstance(put, _ReportingFunction):
-                put.end()
-        functions = {id(put): before for _, _, before, put in self._replaced}
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if isinstance(names, dict):
-                for name in [n for n, value in list(names.items()) if id(value) in functions]:
-                    names[name] = functions[id(names[name])]
-        self._replaced = []
+        self._watched.restore()
         self._times.clear()
-
-    def _put(self, holder: Any, name: str, function: Any) -> None:
-        self._replaced.append((holder, name, getattr(holder, name), function))
-        setattr(holder, name, function)
 
     def loaded(self, name: str) -> None:
         """Record the current state of that module's generator as the baseline."""
@@ -237,9 +191,7 @@ class Identifiers:
             caller = str(sys._getframe(1).f_globals.get("__name__", ""))
             is_known = is_python_module(caller) and not caller.startswith("importlib.")  # C code
             is_known = is_known or caller.partition(".")[0] in TRUSTED
-            if is_known or not (
-                self._replaced and options and all(map(callable, options.values()))
-            ):
+            if is_known or not (self._watched and options and all(map(callable, options.values()))):
                 register(**options)
             else:
                 self._at_fork.append(options)
@@ -256,13 +208,13 @@ class Identifiers:
         if len(self._times) < MOST_TIMES:
             self._times.add(read)
 
-    def _draws(self) -> None:
+    def _draws(self, *args: Any, **options: Any) -> None:
         self._note(_DRAWS, unless="tempfile")
 
-    def _registers(self) -> None:
+    def _registers(self, *args: Any, **options: Any) -> None:
         self._note("registers a function for the end of the program (atexit)", unless="weakref")
 
-    def _numbers(self) -> None:
+    def _numbers(self, *args: Any, **options: Any) -> None:
         package = calling_module().partition(".")[0]
         if package:
             self._numbered.add(package)

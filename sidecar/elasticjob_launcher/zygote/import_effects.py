@@ -17,16 +17,19 @@ from contextlib import suppress
 from os import getpid
 from typing import Any, NamedTuple
 
+from elasticjob_launcher.zygote.child_files import ChildFiles
 from elasticjob_launcher.zygote.fork_safety import memory_maps, thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
-from elasticjob_launcher.zygote.process_settings import Replacements, Settings
+from elasticjob_launcher.zygote.process_settings import Replacements, Settings, ThreadCounts
 from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
+from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _SHARED = re.compile(r" .w.s \S+ \S+ (\d+) *(.*)")
 _NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_SPAWNS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_FORKS = frozenset({"os.fork", "os.forkpty"})
+_REAPS = ("system", "wait", "waitpid", "wait3", "wait4")
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
 _STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
 _THREADS = "Threads"
@@ -60,12 +63,15 @@ class Effects:
         self._active = self._hooked = False
         self._pid = 0
         self._before: dict[str, Any] = {}
+        self._watched = WatchedFunctions()
         self.identifiers = Identifiers(exit_functions=not startup)
         self.settings, self.replacements = Settings(), Replacements()
+        self.thread_counts = ThreadCounts(self._watched)
         self._status: dict[str, str] = {}
         self._threads = 1
         self.temporary: list[str] = []
         self._numbered: list[str] = []
+        self._child_files = ChildFiles(calling_module)
         self._clear()
 
     def _clear(self) -> None:
@@ -76,6 +82,7 @@ class Effects:
         self._spawned = False
         self._starters: list[str] = []
         self._signal_changers: list[str] = []
+        self._child_files.clear()
 
     def start(self) -> None:
         if not self._hooked:
@@ -83,24 +90,32 @@ class Effects:
             self._hooked = True
         self._pid = getpid()  # another one in a successor
         self.identifiers.start()
+        for name in ("mkfifo", "mknod"):  # without an audit event
+            self._watched.report(os, name, self._makes_node)
+        for name in _REAPS:
+            self._watched.report(os, name, keep=self._reaps)
+        self.thread_counts.start()
         self.replacements.start()
         self._before = _state()
         self._status, self._threads = _process_status(), thread_count()
 
     def stop(self) -> None:
         self._active = False
+        self._watched.restore()
         self.identifiers.stop()
 
     def begin(self) -> None:
         self._clear()
         self.identifiers.begin()
         self.settings.begin()
+        self.thread_counts.begin()
         self._active = True
 
     def module_loaded(self, name: str) -> None:
         """Attribute new threads and changes to this module; modules below it came first."""
         self.settings.module_loaded(name)
         self.replacements.loaded(name)
+        self.thread_counts.loaded(name)
         now, before = _process_status(), self._status
         self._status = now
         if now == before:
@@ -124,11 +139,17 @@ class Effects:
         self._before = now
         effects += self._files(now)
         if self._spawned:
+            self._child_files.ended({*self._made, *self._noted})
+            effects += [
+                Effect(f"starts a process that makes, changes or removes {path}", module)
+                for path, module in self._child_files.found()
+                if not _is_cache(path)
+            ]
             effects += [Effect(reason, "") for reason in _left_running()]
         effects += [Effect(*each) for each in self.identifiers.found()]
         if not self._startup:
-            found = [*self.settings.found(), *self.replacements.found()]
-            effects += [Effect(*each) for each in found]
+            for observer in (self.settings, self.replacements, self.thread_counts):
+                effects += [Effect(*each) for each in observer.found()]
         return list(dict.fromkeys(effects))
 
     def clean_up(self) -> None:
@@ -159,7 +180,10 @@ class Effects:
             "fcntl.lockf": self._locks,
             "sqlite3.connect": self._connects,
             "socket.bind": self._binds,
-            **dict.fromkeys(_SPAWNS, self._spawns),
+            "subprocess.Popen": lambda program, words, folder, env: self._spawns(words, folder),
+            "os.posix_spawn": lambda program, words, env: self._spawns(words),
+            "os.system": self._spawns,
+            **dict.fromkeys(_FORKS, self._spawns),
             **dict.fromkeys(_CHANGES, self._changes),
         }
         find = kinds.get
@@ -238,8 +262,20 @@ class Effects:
             if not os.path.lexists(name):
                 self._make(name, "socket")
 
-    def _spawns(self, *details: Any) -> None:
+    def _makes_node(self, path: Any, *args: Any, dir_fd: int | None = None, **options: Any) -> None:
+        if self._active and getpid() == self._pid:
+            name = _absolute(path, dir_fd)
+            if not os.path.lexists(name):
+                self._make(name, "special file")
+
+    def _spawns(self, command: Any = None, folder: Any = None) -> None:
         self._spawned = True
+        self._child_files.started(command, folder)
+
+    def _reaps(self, result: Any) -> None:
+        """Look for a process's files once it has ended: others make files of their own later."""
+        if self._active and self._spawned and result != (0, 0) and getpid() == self._pid:
+            self._child_files.ended({*self._made, *self._noted}, not _has_children())
 
     def _make(self, name: str, kind: str, drawn: bool = False) -> None:
         """Record a creation; caches of trusted packages have the same names in every process.

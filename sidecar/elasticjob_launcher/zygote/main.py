@@ -286,7 +286,8 @@ class Zygote:
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
                     loaded = GROUP_KEEPER in sys.modules
-                    guard.load(each, in_order=each not in self._configured)
+                    line = self._reading.lines.get(each, 0)
+                    guard.load(each, each not in self._configured, line)
                     if not loaded and GROUP_KEEPER in sys.modules:
                         self._keeps_group = each.module not in self._reading.imported
                     self._count(each)
@@ -387,7 +388,7 @@ class Zygote:
         self._resume_collection()
         self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)
-        show_process_as(request["command"], request["env"])
+        show_process_as(request["command"], request["env"], request["process"])
         return True
 
     def _serve(self, fds: list[int]) -> None:

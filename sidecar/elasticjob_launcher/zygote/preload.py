@@ -16,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from types import CodeType
 from typing import Any
 
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
@@ -73,6 +74,8 @@ class ImportGuard:
         self.refusals: dict[str, str] = {}
         self._item = ""
         self._damaged = self._hooked = False
+        # Filters show a DeprecationWarning of an import in `__main__` alone.
+        self._main: dict[str, Any] = {}
 
     def exclude(self, names: Collection[str]) -> None:
         """Replace the modules that must not be loaded."""
@@ -93,20 +96,31 @@ class ImportGuard:
             sys.meta_path.remove(self)
             environ._data = plain
 
-    def load(self, wanted: WantedImport, in_order: bool = True) -> None:
+    def load(self, wanted: WantedImport, in_order: bool = True, line: int = 0) -> None:
         """Import a module, or record the refusal. The program itself reports a missing module.
 
         `in_order` is False if the program may import it before it sets some of its variables.
+        `line` is that of the import in `__main__`, which warnings name.
         """
         self._unread = self._uncertain if in_order else self._sets
+        code = _import_statement(line) if line else None
 
         def imports() -> None:
             # Like the import statement, which also imports names that are modules.
             for name in (*wanted.names, "__name__"):
                 with suppress(ImportRefused, ImportError):  # the program reports a missing module
-                    __import__(wanted.module, None, None, (name,))
+                    if code is None:
+                        __import__(wanted.module, None, None, (name,))
+                    else:
+                        exec(code, self._names_of_main(wanted.module, name))
 
         self.run(wanted.module, imports)
+
+    def _names_of_main(self, module: str, name: str) -> dict[str, Any]:
+        """Return the globals of `_import_statement`; `__package__` marks its frames as ours."""
+        self._main = self._main or {**vars(sys.modules["__main__"]), "__package__": __package__}
+        self._main.update(module=module, name=name)
+        return self._main
 
     def run(self, item: str, action: Callable[[], object]) -> None:
         """Run imports on behalf of `item`, or record the refusal."""
@@ -231,6 +245,13 @@ class ImportGuard:
         self.refusals.setdefault(self._item, reason)
 
 
+def _import_statement(line: int) -> CodeType:
+    """Return code that imports `name` from `module`, as at that line of the program."""
+    statement = "__import__(module, None, None, (name,))"
+    path = getattr(sys.modules["__main__"], "__file__", None) or "<string>"
+    return compile("\n" * (line - 1) + statement, path, "exec", dont_inherit=True)
+
+
 def _imports(name: str) -> str:
     return f"it imports {name}, which is not preloaded"
 
@@ -270,6 +291,9 @@ class _LoaderWrapper:
         self._before()
         self._loader.exec_module(module)
         self._then(module.__name__)
+
+    # `warnings` passes over frames of such a file, and counts `stacklevel` without them.
+    exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
 
 
 class _RefusingLoader:

@@ -15,8 +15,9 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.child_init import loaded_openblas
-from elasticjob_launcher.zygote.identifiers import TRUSTED
+from elasticjob_launcher.zygote.identifiers import TRUSTED, calling_module
 from elasticjob_launcher.zygote.search_path import is_python_module
+from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 
 class _Setting(NamedTuple):
@@ -205,6 +206,17 @@ PATCHED = frozenset(
 )  # fmt: skip
 """Modules of Python whose functions and methods packages replace; for the hooks of `sys` and
 `warnings` there are settings."""
+_THREAD_SETTERS = {
+    "torch": ("set_num_threads", "set_num_interop_threads"),
+    "cv2": ("setNumThreads",),
+    "numexpr": ("set_num_threads",),
+    "numexpr.utils": ("set_num_threads",),
+    "numba": ("set_num_threads",),
+    "mkl": ("set_num_threads", "set_num_threads_local", "domain_set_num_threads"),
+    "faiss": ("omp_set_num_threads",),
+    "pyarrow": ("set_cpu_count", "set_io_thread_count"),
+}
+"""Functions, by module, that set the number of threads of its library in C."""
 _HEAP_TYPE = 1 << 9
 """Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1
@@ -321,6 +333,44 @@ class Replacements:
                     maker = "" if is_python_module(maker) else maker
                     found.append((f"replaces {key} when it is imported", maker))
         return found
+
+
+class ThreadCounts:
+    """Observer of the calls that set the number of threads of a library in C.
+
+    Reading that number may itself set it, as in torch.
+    """
+
+    def __init__(self, watched: WatchedFunctions) -> None:
+        self._watched = watched
+        self._noted: dict[str, str] = {}
+
+    def start(self) -> None:
+        for name in _THREAD_SETTERS:
+            self.loaded(name)
+
+    def loaded(self, name: str) -> None:
+        """Report calls of that module's functions from now on, except those of its own package."""
+        module = sys.modules.get(name)
+        package = name.partition(".")[0]
+        for function in _THREAD_SETTERS.get(name, ()) if module is not None else ():
+
+            def report(*args: Any, _called: str = f"{package}.{function}", **options: Any) -> None:
+                caller = calling_module()
+                if caller and caller.partition(".")[0] != _called.partition(".")[0]:
+                    self._noted.setdefault(caller, _called)
+
+            self._watched.report(module, function, report)
+
+    def begin(self) -> None:
+        self._noted = {}
+
+    def found(self) -> list[tuple[str, str]]:
+        """Return the calls, each with the module that made it."""
+        return [
+            (f"sets a number of threads ({called}) when it is imported", module)
+            for module, called in self._noted.items()
+        ]
 
 
 def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:

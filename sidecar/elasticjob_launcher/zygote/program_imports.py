@@ -9,6 +9,7 @@ import ast
 import importlib.machinery
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.environment_changes import (
@@ -43,7 +44,7 @@ class ImportAnalysis(NamedTuple):
     where they cannot be read. `steps` are the imports and environment changes in execution order,
     without imports that may not run if a change follows; `possible` are those of them that may not
     run either. `later` are variables that functions set at an unknown time. `imported` are the
-    modules that the program's own imports name.
+    modules that the program's own imports name. `lines` are the lines of the imports of `__main__`.
     """
 
     wanted: tuple[WantedImport, ...]
@@ -56,13 +57,18 @@ class ImportAnalysis(NamedTuple):
     files: tuple[str, ...] = ()
     possible: frozenset[WantedImport] = frozenset()
     imported: frozenset[str] = frozenset()
+    lines: Mapping[WantedImport, int] = MappingProxyType({})
 
     @property
     def known(self) -> frozenset[str]:
-        """Variables whose value at every import is known: reading one is as in the program."""
+        """Variables whose value at every import is known: reading one is as in the program.
+
+        Includes those that a statement would set, but does not: `setdefault` of one that is there.
+        """
         changes = [step for step in self.steps if isinstance(step, EnvironmentChange)]
         unknown = {change.name for change in changes if not change.known}
-        return frozenset(change.name for change in changes) - unknown - self.later
+        changed = self.sets | {change.name for change in changes}
+        return changed - unknown - self.later
 
     @property
     def import_context(self) -> tuple[object, ...]:
@@ -117,6 +123,7 @@ class _Program:
         self._seen: set[str] = set()
         self._files: list[str] = []
         self._imported: set[str] = set()
+        self._lines: dict[WantedImport, int] = {}
         self._first: list[str] = []
         self._last: list[str] = []
         self.unread = ""
@@ -136,6 +143,7 @@ class _Program:
             tuple(self._files),
             self._only_possible(),
             frozenset(self._imported),
+            self._lines,
         )
 
     def _only_possible(self) -> frozenset[WantedImport]:
@@ -170,6 +178,8 @@ class _Program:
 
         def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
             for found in _wanted(node, source.package):
+                if main:
+                    self._lines.setdefault(found, node.lineno)
                 self._import(found, certain)
 
         self._changes.file(tree, source.path, main, imports, certain)

@@ -127,6 +127,8 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
         value.__traceback__ = traceback
         try:
             hook(kind, value, traceback)
+        except Exception as failure:
+            _show_failed_hook(failure, value)
         finally:
             finish()
 
@@ -134,6 +136,18 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
         finish()
     else:
         sys.excepthook = shown
+
+
+def _show_failed_hook(failure: BaseException, value: BaseException) -> None:
+    """Report as Python does, without the frame that has called the hook."""
+    for title, error, skipped in (
+        ("Error in sys.excepthook:", failure, 1),
+        ("\nOriginal exception was:", value, 0),
+    ):
+        traceback = error.__traceback__
+        error.__traceback__ = traceback.tb_next if traceback and skipped else traceback
+        sys.stderr.write(f"{title}\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _is_ours(filename: str, here: str) -> bool:

@@ -68,7 +68,7 @@ RESERVED_SPACE = "ELASTICJOB_ROOM"
 The other variables stay in place: a library may keep a pointer to one.
 """
 RESERVED_SPACE_VALUE = "-" * 4096
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
 _SAME_PROGRAM = (1 << 32) - 1
 _MAP_FIELDS = {
     "start_code": 23, "end_code": 24, "start_data": 42, "end_data": 43, "start_brk": 44, "brk": 0,
@@ -78,8 +78,13 @@ _MAP_FIELDS = {
 for the end of the heap, which is not there."""
 
 
-def show_process_as(words: Sequence[str], env: Mapping[str, str]) -> None:
-    """Overwrite the visible command line, and the ranks in the environment, cut to the space."""
+def show_process_as(words: Sequence[str], env: Mapping[str, str], name: str = "") -> None:
+    """Overwrite the visible command line, and the ranks in the environment, cut to the space.
+
+    `name` replaces the name of the process, which a console script has from its file.
+    """
+    if name:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0)
     try:
         with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
             fields = stat.read().rpartition(b")")[2].split()

@@ -54,6 +54,7 @@ value = {
     "ours": sorted(name for name in sys.modules if "launcher" in name or "elasticjob" in name),
     "parent": open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[0],
     "command": open("/proc/self/cmdline").read().split("\\0"),
+    "process": open("/proc/self/comm").read(),
     "shown": sorted(v for v in open("/proc/self/environ").read().split("\\0") if v
                     and "ERROR_FILE" not in v),
 }
@@ -116,9 +117,22 @@ def test_package_module_state_is_same_warm_and_cold(tmp_path: Path) -> None:
     assert forked == cold
 
 
-def test_console_script_state_is_same_warm_and_cold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [f"#!{sys.executable}", f"#! {sys.executable} -B"])
+def test_console_script_state_is_same_warm_and_cold(tmp_path: Path, line: str) -> None:
     path = console_script(tmp_path / "bin", LOOK)
+    Path(path).write_text(f"{line}\n{LOOK}")
     cold, forked = both(tmp_path, path, "--lr", "0.1")
+    assert '"process": "train\\n"' in cold
+    assert forked == cold
+
+
+def test_console_script_of_a_shell_is_same_warm_and_cold(tmp_path: Path) -> None:
+    """As pip writes it for a long path of the interpreter."""
+    path = console_script(tmp_path / "bin", LOOK)
+    lines = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"
+    Path(path).write_text(f"{lines}\n{LOOK}")
+    cold, forked = both(tmp_path, path, "--lr", "0.1")
+    assert '"process": "python' in cold
     assert forked == cold
 
 
@@ -134,6 +148,14 @@ FAILURES = {
     "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start(); 1 / 0\n",
     "own hook": "import sys\nsys.excepthook = lambda k, v, t: print(k, v, t.tb_lineno,"
     " t.tb_frame.f_code.co_filename)\n1 / 0\n",
+    "own hook that fails": "import sys\ndef hook(k, v, t):\n    {}['key']\n"
+    "sys.excepthook = hook\n1 / 0\n",
+    "own hook that cannot be called": "import sys\nsys.excepthook = None\n1 / 0\n",
+    "own hook that ends the program": "import sys\n"
+    "sys.excepthook = lambda *a: sys.exit(5)\n1 / 0\n",
+    "a message of a signal handler": "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *a: sys.exit('stopped'))\n"
+    "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n",
     "segment": "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)\n",
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n",
     "missing import": "import no_such_module_at_all\n",

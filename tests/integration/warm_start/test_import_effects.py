@@ -63,6 +63,41 @@ EFFECTS = {
         "makes the temporary",
     ),
     "temporary file": ("import tempfile; f = tempfile.NamedTemporaryFile()", "makes the temporary"),
+    "named pipe": ("import os; os.mkfifo(os.environ['PLACE'] + '/new')", "makes the special file"),
+    "file of an ended process": (
+        "import os, subprocess; subprocess.run(['touch', os.environ['PLACE'] + '/new'])",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file of an ended shell": (
+        "import os; os.system('x=' + os.environ['PLACE'] + '; mkdir -p $x/new/a')",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file in the working directory of an ended process": (
+        "import os, subprocess, sys\np = subprocess.Popen([sys.executable, '-c', "
+        "'open(chr(120), chr(119))'], cwd=os.environ['PLACE'])\n"
+        "while p.poll() is None: pass",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file changed by an ended process": (
+        "import os, subprocess; subprocess.run('echo x >>$PLACE/old', shell=True, check=True)\n"
+        "subprocess.run(f'echo x >>{os.environ[\"PLACE\"]}/old', shell=True, check=True)",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file of the process that ended last": (
+        "import os, subprocess; new = os.environ['PLACE'] + '/new'\n"
+        "late = subprocess.Popen(['sh', '-c', 'read x && touch ' + new], stdin=subprocess.PIPE)\n"
+        "subprocess.run(['true']); late.communicate(b'x\\n')",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file removed by an ended process": (
+        "import os, subprocess; subprocess.check_output(['rm', os.environ['PLACE'] + '/old'])",
+        "starts a process that makes, changes or removes ",
+    ),
+    "file of a forked process": (
+        "import os\nos.environ['HOME'] = os.environ['PLACE']\npid = os.fork()\nif not pid:\n"
+        "    open(os.path.expanduser('~/new'), 'w').close()\n    os._exit(0)\nos.waitpid(pid, 0)",
+        "starts a process that makes, changes or removes ",
+    ),
     "open file": ("f = open('/etc/passwd')", "keeps /etc/passwd open"),
     "pipe": ("import os; ends = os.pipe()", "keeps pipe:"),
     "atexit": ("import atexit; atexit.register(print)", "(atexit)"),
@@ -134,6 +169,13 @@ EFFECTS = {
     "arguments": ("import sys; sys.argv = sys.argv[:]; sys.argv.append('x')", "sys.argv"),
     "recursion limit": ("import sys; sys.setrecursionlimit(5000)", "the recursion limit"),
     "collection off": ("import gc; gc.disable()", "garbage collection"),
+    "threads of torch": (
+        "import torch; torch.set_num_threads(1)", "sets a number of threads (torch.set_num_threads)"
+    ),
+    "threads of a library imported by name": (
+        "from torch import set_num_threads\ndef f(n): set_num_threads(n)\nf(1)",
+        "sets a number of threads (torch.set_num_threads)",
+    ),
     "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
@@ -241,6 +283,9 @@ HARMLESS = {
     "sys.setrecursionlimit(5000)\nimport decimal\nsys.setrecursionlimit(limit)",
     "a logger of its own": "import logging\n"
     "logging.getLogger('x').addHandler(logging.StreamHandler())",
+    "a process that ends without files": "import subprocess, tempfile\n"
+    "with tempfile.TemporaryFile() as f:\n    subprocess.run(['ls', '/etc/passwd'], stdout=f)\n"
+    "out = subprocess.check_output('f=$(mktemp) && rm $f; uname -s', shell=True)",
     "a handler of the window's size": "import readline",
     "a function that is put back": "import json\ndumps, json.dumps = json.dumps, print\n"
     "json.dumps = dumps",

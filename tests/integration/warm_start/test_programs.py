@@ -32,6 +32,29 @@ def test_program_prints_same_output_warm_and_cold(tmp_path: Path, name: str) -> 
     assert forked == cold != ""
 
 
+def test_deprecated_import_of_the_program_is_reported_by_the_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python shows a DeprecationWarning if it concerns a line of `__main__` alone."""
+    warning = "import warnings\nwarnings.warn('use new_pkg', DeprecationWarning, stacklevel=2)\n"
+    packages = tmp_path / "site-packages"
+    script(packages, warning, "old_pkg.py")
+    script(packages, "import oldest_pkg, future_pkg\n", "other_pkg.py")
+    script(packages, warning, "oldest_pkg.py")
+    script(packages, warning.replace("Deprecation", "Future"), "future_pkg.py")
+    path = script(tmp_path / "code", "import sys\nimport other_pkg\n\nimport old_pkg\nprint(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert cold == (
+        f"1\n{packages}/other_pkg.py:1: FutureWarning: use new_pkg\n"
+        "  import oldest_pkg, future_pkg\n"
+        f"{path}:4: DeprecationWarning: use new_pkg\n  import old_pkg\n"
+    )
+    assert forked == "1\n"
+    lines = [line for line in capfd.readouterr().err.splitlines() if "[standby]" in line]
+    assert [line.partition("[standby] ")[2] for line in lines] == cold.splitlines()[1:]
+
+
 LEAKING = """
 import importlib.machinery, os
 

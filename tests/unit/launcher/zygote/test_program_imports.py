@@ -234,6 +234,45 @@ def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> Non
     assert found.steps[-1] == WantedImport("torch")
 
 
+UNCHANGED = {
+    "a default of one that is there": "os.environ.setdefault('A', '1')",
+    "a condition that does not hold": "if 'A' not in os.environ:\n    os.environ['A'] = '1'",
+    "another program": "if __name__ != '__main__':\n    os.environ['A'] = '1'",
+}
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_variable_that_the_program_leaves_unchanged_is_known(tmp_path: Path, name: str) -> None:
+    """Workers have OMP_NUM_THREADS, and many packages read it: else none would be preloaded."""
+    project = Project(tmp_path)
+    entry = project.write("train.py", f"import os\n{UNCHANGED[name]}\nimport torch\n")
+    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    assert found.sets == found.known == {"A"}
+
+
+LATER = {
+    "a function": "def f():\n    os.environ.setdefault('A', '1')",
+    "an unknown value": "os.environ['A'] = input()",
+    "an unknown condition": "if len(sys.argv) > 1:\n    os.environ['A'] = '1'",
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_variable_that_the_program_may_change_is_unknown(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    entry = project.write("train.py", f"import os, sys\n{LATER[name]}\nimport torch\n")
+    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    assert found.sets == {"A"}
+    assert not found.known
+
+
+def test_lines_are_those_of_imports_of_main_alone(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("settings.py", "import yaml\n")
+    lines = project.read("import settings\nfrom torch import (\n    nn,\n)\n").lines
+    assert lines == {WantedImport("settings"): 1, WantedImport("torch", ("nn",)): 2}
+
+
 def test_environment_changes_of_imported_files_are_applied_at_their_import(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("settings.py", "import os\nos.environ['A'] = '1'\n")
