@@ -149,22 +149,30 @@ class MemoryBuffers:
         overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
 
-    def write_ahead(self, part: Part, size: int, offset: int, view: memoryview) -> None:
-        """Write a slice of a part that is still received to an empty buffer of this rank.
+    def write_ahead(
+        self, keep: Version | None, part: Part, size: int, offset: int, view: memoryview
+    ) -> None:
+        """Write a slice of a part that is still received to a buffer of this rank.
 
-        Only `seed` makes it a snapshot. Without an empty buffer or room it has no effect, and
-        `seed` writes the whole part.
+        Only `seed` makes it a snapshot. Without room it has no effect, and `seed` writes the whole
+        part.
+
+        Args:
+            keep: version that the ranks restore if this one turns out to be damaged; None for none.
         """
         name = self._name(part)
-        holds = self._buffers(name)
-        if not offset and None in holds and (part.rank != SHARED or self._local_rank == 0):
-            self._ahead = part, holds.index(None), 0
+        if not offset and (part.rank != SHARED or self._local_rank == 0):
+            holds = self._buffers(name)
+            kept = next((each for each in holds if each is not None and each.version == keep), None)
+            self._ahead = part, buffer_to_overwrite(holds, kept), 0
         if self._ahead is None or self._ahead[::2] != (part, offset):
             return
         index = self._ahead[1]
         try:
             if not offset:
                 self._check_room(name, index, RECORD_BYTES + size)
+                holds[index] = None
+                self._damaged.pop(self._path(name, index), None)
             write_ahead(self._path(name, index), size, offset, view)
         except OSError:
             self._ahead = None

@@ -25,9 +25,9 @@ import threading
 import time
 from typing import Any
 
-from elasticjob.train.agreement import Part, Version
+from elasticjob.train.agreement import Part, Version, fields_of, part_of
 from elasticjob.train.buffers import ReplicaBuffers
-from elasticjob.train.part_files import Body, allocated, fields_of, part_of
+from elasticjob.train.part_files import Body, allocated
 from elasticjob.train.replicas import Accepted
 
 log = logging.getLogger("elasticjob.train")

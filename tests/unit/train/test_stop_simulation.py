@@ -34,6 +34,7 @@ class Rules:
 
     buffer: Callable[..., int | None] = agreement.buffer_at_stop
     part: Callable[[Version, int], Part] = agreement.part_at_stop
+    after: Callable[[Plan | None, list[Offer]], Version | None] = agreement.version_after
     locks: bool = True
     checks_the_step: bool = True
 
@@ -92,6 +93,8 @@ class World:
                 for each in self.nodes[at].buffers
                 if plan and each.part == plan.shared.part and each.content != plan.version
             }
+            if plan is not None:
+                self.receive(plan, self.rules.after(plan, offers))
             if not bad:
                 break
             refused |= bad
@@ -108,6 +111,13 @@ class World:
                 index = buffer_to_overwrite(node.parts(), None)
                 list(self.write(node, node.buffers[index], node.last))
         return self.newest.step
+
+    def receive(self, plan: Plan, keep: Version | None) -> None:
+        """Write the part ahead where it lacks, before its reader knows that it is whole."""
+        for node in self.nodes:
+            if plan.shared.part not in node.parts():
+                kept = next((each for each in node.parts() if each and each.version == keep), None)
+                node.buffers[buffer_to_overwrite(node.parts(), kept)].part = None
 
     def check(self, plan: Plan | None, offers: list[Offer]) -> None:
         step = -1 if plan is None else plan.version.step
@@ -262,6 +272,7 @@ BUGS = {
     "takes the steps since the last snapshot as the interval": Rules(
         part=lambda version, _: agreement.part_at_stop(version, 1)
     ),
+    "overwrites the version to go back to": Rules(after=lambda *_: None),
     "two ranks write at once": Rules(locks=False),
     "replaces a copy by an older regular one": Rules(checks_the_step=False),
 }
