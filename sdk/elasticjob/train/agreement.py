@@ -67,7 +67,7 @@ class Part(NamedTuple):
         rank: rank that the part belongs to, or `SHARED`.
         ranks: number of ranks with a part of their own in this version; 0 if there are none.
         before: step of the gang's snapshot before this one, or the step at which the gang began;
-            for a part that is written at a stop its step less the interval.
+            for a part that is written at a stop its step less the interval, also below 0.
         reshards: True if any number of ranks can load the ranks' own parts together.
         at_stop: True if the shared part is written at a stop, between two snapshots of all ranks.
     """
@@ -188,15 +188,16 @@ def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
     snapshot are no interval. Of the two last intervals the shorter counts, because the longer one
     may include such a jump.
     """
-    if plan is None or plan.shared.part.before < 1:
+    if plan is None:
         return 1
     newest = plan.shared.part
-    found = {newest}
-    if not newest.at_stop:
-        steps = (newest.version.step, newest.before)
-        found |= {part for part in _all(offers) if part.rank == SHARED and part.before > 0}
-        found = {part for part in found if part.version.step in steps}
-    intervals = (part.version.step - part.before for part in found)
+    steps = () if newest.at_stop else (newest.version.step, newest.before)
+    found = {part for part in _all(offers) if part.rank == SHARED and part.version.step in steps}
+    intervals = [
+        part.version.step - part.before
+        for part in found | {newest}
+        if part.at_stop or part.before > 0
+    ]
     return min((each for each in intervals if each > 0), default=1)
 
 
@@ -281,14 +282,13 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
 def part_at_stop(version: Version, interval: int, ranks: int = 0) -> Part:
     """Return the shared part that is written at a stop, with the interval as its step before.
 
-    The steps since the last snapshot are no interval: `interval_before` would propose them. Of an
-    interval that is longer than the training so far, all steps but one count.
+    The steps since the last snapshot are no interval: `interval_before` would propose them. The
+    step before is negative if the interval is longer than the training so far.
 
     Args:
         ranks: number of ranks with a state of their own.
     """
-    before = max(min(1, version.step), version.step - interval)
-    return Part(version, SHARED, ranks, before, at_stop=True)
+    return Part(version, SHARED, ranks, version.step - interval, at_stop=True)
 
 
 def has_own_parts(shared: Part, there: Iterable[Part], local_ranks: int) -> bool:

@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 64
 _MAGIC = b"EJREPL01"
 _NONCE_BYTES = _MAC_BYTES = 32
 _CHUNK_BYTES = 1 << 18
-_HEADER = struct.Struct("<QQiIQqQQQ")
+_HEADER = struct.Struct("<QQiIqqQQQ")
 _ACCEPTED, _COMMITTED, _REFUSED = b"a", b"c", b"r"
 
 

@@ -27,7 +27,7 @@ RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
 """Name and number of the format. A later format has another number, in the same place."""
 _NUMBER_AT = 6
-_RECORD = struct.Struct("<8sQQiIQQQI")
+_RECORD = struct.Struct("<8sQQiIqQQI")
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""

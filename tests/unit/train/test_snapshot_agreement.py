@@ -75,13 +75,13 @@ def test_interval_of_the_restored_snapshot_is_that_between_two_snapshots(
     assert interval_before(decide(offers), offers) == steps
 
 
-@pytest.mark.parametrize(("step", "steps"), [(12, 11), (80, 70)])
-def test_interval_of_a_copy_at_a_stop_is_that_at_the_stop(step: int, steps: int) -> None:
+@pytest.mark.parametrize("step", [12, 80])
+def test_interval_of_a_copy_at_a_stop_is_that_at_the_stop(step: int) -> None:
     """Others measured it, or were taken early to measure it."""
     copied = part_at_stop(Version(step, 1), 70)
     others = (shared(1), shared(5), shared(10))
     offers = [Offer(memory=(copied, *others)), Offer(memory=others)]
-    assert interval_before(decide(offers), offers) == steps
+    assert interval_before(decide(offers), offers) == 70
 
 
 @pytest.mark.parametrize(

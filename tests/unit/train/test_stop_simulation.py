@@ -127,7 +127,7 @@ class World:
             return
         if plan.version not in self.held:
             raise Violation("a state is restored that no rank had")
-        # A copy up to that step counts from the first step on.
+        # The first snapshot of the gang tells no interval.
         if plan.shared.part.before > INTERVAL and interval_before(plan, offers) != INTERVAL:
             raise Violation("the interval changes with a fault")
 
