@@ -419,12 +419,12 @@ def _fill(fd: int, part: Part, body: Body, threads: bool) -> None:
     if threads and body.size >= _PARALLEL_BYTES:
         first, second = _halves(body.views)
         size = sum(view.nbytes for view in second)
-        found = side_by_side(
+        one, other = side_by_side(
             functools.partial(_checked, fd, first, RECORD_BYTES),
             functools.partial(_checked, fd, second, RECORD_BYTES + body.size - size),
         )
         if body.checksum is None:
-            body = body._replace(checksum=joined_checksum(*found, size))
+            body = body._replace(checksum=joined_checksum(one, other, size))
     else:
         offset = RECORD_BYTES
         for at in range(0, len(body.views), _MAX_VIEWS):

@@ -157,8 +157,9 @@ class World:
         if lost is not None:
             self.nodes[lost] = Node()
         for node in self.nodes:
+            share = self.random.choice((0.02, 0.02, 0.5))
             for each in node.buffers:
-                if self.random.random() < 0.02:
+                if self.random.random() < share:
                     each.content = None  # damage
         # A copy may overwrite the other buffer of a node whose newest part is damaged.
         whole = [
