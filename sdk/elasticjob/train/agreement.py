@@ -22,6 +22,11 @@ STORAGE = "storage"
 PLACES = (MEMORY, REPLICAS, STORAGE)
 """Places of parts, in the order in which they are read."""
 
+_RESHARDS = 1 << 31
+"""Bit of the number of ranks in a record: any number of ranks can load the parts."""
+_AT_STOP = 1 << 30
+"""Bit of the number of ranks in a record: the shared part is written at a stop."""
+
 
 class SnapshotError(Exception):
     """Snapshot that could not be stored or restored; the message has the rank and the cause.
@@ -62,7 +67,7 @@ class Part(NamedTuple):
         rank: rank that the part belongs to, or `SHARED`.
         ranks: number of ranks with a part of their own in this version; 0 if there are none.
         before: step of the gang's snapshot before this one, or the step at which the gang began;
-            for a part that is written at a stop its step less the interval.
+            for a part that is written at a stop its step less the interval, also below 0.
         reshards: True if any number of ranks can load the ranks' own parts together.
         at_stop: True if the shared part is written at a stop, between two snapshots of all ranks.
     """
@@ -73,6 +78,18 @@ class Part(NamedTuple):
     before: int
     reshards: bool = False
     at_stop: bool = False
+
+
+def fields_of(part: Part) -> tuple[int, int, int, int, int]:
+    """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
+    ranks = part.ranks | (_RESHARDS if part.reshards else 0) | (_AT_STOP if part.at_stop else 0)
+    return *part.version, part.rank, ranks, part.before
+
+
+def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
+    """Return the part with these fields of a record."""
+    flags = bool(ranks & _RESHARDS), bool(ranks & _AT_STOP)
+    return Part(Version(step, gang), rank, ranks & ~(_RESHARDS | _AT_STOP), before, *flags)
 
 
 class Offer(NamedTuple):
@@ -140,6 +157,20 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     return None if source is None else Plan(source)
 
 
+def version_after(
+    plan: Plan | None, offers: Sequence[Offer], is_sharded: bool = False
+) -> Version | None:
+    """Return the version that the ranks load if that of a plan is damaged; None without one."""
+    if plan is None:
+        return None
+    left = [
+        Offer(*(tuple(each for each in parts if each.version != plan.version) for parts in offer))
+        for offer in offers
+    ]
+    found = decide(left, is_sharded)
+    return None if found is None else found.version
+
+
 def sizes_of(offers: Sequence[Offer]) -> set[int]:
     """Return the numbers of ranks that could load their own parts, of all versions in the offers.
 
@@ -152,16 +183,21 @@ def sizes_of(offers: Sequence[Offer]) -> set[int]:
 def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
     """Return the number of steps between the snapshot to load and the one before it; 1 if unknown.
 
-    A gang that restored nothing began at step 0, and may have continued a checkpoint of another
-    kind at any step: the steps to its first snapshot are no interval. Of the two last intervals
-    the shorter counts, because the longer one may include such a jump.
+    A part that was written at a stop has the interval itself. A gang that restored nothing began at
+    step 0, and may have continued a checkpoint of another kind at any step: the steps to its first
+    snapshot are no interval. Of the two last intervals the shorter counts, because the longer one
+    may include such a jump.
     """
-    if plan is None or plan.shared.part.before < 1:
+    if plan is None:
         return 1
     newest = plan.shared.part
-    steps = (newest.version.step, newest.before)
+    steps = () if newest.at_stop else (newest.version.step, newest.before)
     found = {part for part in _all(offers) if part.rank == SHARED and part.version.step in steps}
-    intervals = (part.version.step - part.before for part in found | {newest})
+    intervals = [
+        part.version.step - part.before
+        for part in found | {newest}
+        if part.at_stop or part.before > 0
+    ]
     return min((each for each in intervals if each > 0), default=1)
 
 
@@ -246,14 +282,13 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
 def part_at_stop(version: Version, interval: int, ranks: int = 0) -> Part:
     """Return the shared part that is written at a stop, with the interval as its step before.
 
-    The steps since the last snapshot are no interval: `interval_before` would propose them. Of an
-    interval that is longer than the training so far, all steps but one count.
+    The steps since the last snapshot are no interval: `interval_before` would propose them. The
+    step before is negative if the interval is longer than the training so far.
 
     Args:
         ranks: number of ranks with a state of their own.
     """
-    before = max(min(1, version.step), version.step - interval)
-    return Part(version, SHARED, ranks, before, at_stop=True)
+    return Part(version, SHARED, ranks, version.step - interval, at_stop=True)
 
 
 def has_own_parts(shared: Part, there: Iterable[Part], local_ranks: int) -> bool:

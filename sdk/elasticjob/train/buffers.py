@@ -149,27 +149,44 @@ class MemoryBuffers:
         overwrite(self._path(name, index), part, body, is_ahead=is_ahead)
         self._last[name] = holds[index] = part
 
-    def write_ahead(self, part: Part, size: int, offset: int, view: memoryview) -> None:
-        """Write a slice of a part that is still received to an empty buffer of this rank.
+    def write_ahead(
+        self, keep: Version | None, part: Part, size: int, offset: int, view: memoryview
+    ) -> None:
+        """Write a slice of a part that is still received to a buffer of this rank.
 
-        Only `seed` makes it a snapshot. Without an empty buffer or room it has no effect, and
-        `seed` writes the whole part.
+        Only `seed` makes it a snapshot. Without room it has no effect, and `seed` writes the whole
+        part.
+
+        Args:
+            keep: version that the ranks restore if this one turns out to be damaged; None for none.
         """
-        name = self._name(part)
-        holds = self._buffers(name)
-        if not offset and None in holds and (part.rank != SHARED or self._local_rank == 0):
-            self._ahead = part, holds.index(None), 0
+        if not offset and (part.rank != SHARED or self._local_rank == 0):
+            self._ahead = self._begun_ahead(keep, part, size)
         if self._ahead is None or self._ahead[::2] != (part, offset):
             return
         index = self._ahead[1]
         try:
-            if not offset:
-                self._check_room(name, index, RECORD_BYTES + size)
-            write_ahead(self._path(name, index), size, offset, view)
+            write_ahead(self._path(self._name(part), index), size, offset, view)
         except OSError:
             self._ahead = None
         else:
             self._ahead = part, index, offset + view.nbytes
+
+    def _begun_ahead(
+        self, keep: Version | None, part: Part, size: int
+    ) -> tuple[Part, int, int] | None:
+        """Give up the content of a buffer for a part that arrives; return None without room."""
+        name = self._name(part)
+        holds = self._buffers(name)
+        kept = next((each for each in holds if each is not None and each.version == keep), None)
+        index = buffer_to_overwrite(holds, kept)
+        try:
+            self._check_room(name, index, RECORD_BYTES + size)
+        except NoRoom:
+            return None
+        holds[index] = None
+        self._damaged.pop(self._path(name, index), None)
+        return part, index, 0
 
     def _shared(self) -> list[Part | None]:
         """Return the parts in the shared buffers, also those that another local rank wrote."""

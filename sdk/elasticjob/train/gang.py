@@ -46,6 +46,8 @@ STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
+_TRAVELLING = 4
+"""Number of slices that travel while the next ones are read: as many as one read has."""
 _UNKNOWN = -1
 """Number of an unknown checksum."""
 
@@ -280,7 +282,7 @@ class Gang:
                 tensor = torch.frombuffer(part, dtype=torch.uint8)
                 work = dist.broadcast(tensor, source, group=self._channel.group, async_op=True)
                 travelling.append((first, work))
-                if len(travelling) > 1:
+                if len(travelling) > _TRAVELLING:
                     arrive()
             while travelling:
                 arrive()

@@ -25,9 +25,9 @@ import threading
 import time
 from typing import Any
 
-from elasticjob.train.agreement import Part, Version
+from elasticjob.train.agreement import Part, Version, fields_of, part_of
 from elasticjob.train.buffers import ReplicaBuffers
-from elasticjob.train.part_files import Body, allocated, fields_of, part_of
+from elasticjob.train.part_files import Body, allocated
 from elasticjob.train.replicas import Accepted
 
 log = logging.getLogger("elasticjob.train")
@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 64
 _MAGIC = b"EJREPL01"
 _NONCE_BYTES = _MAC_BYTES = 32
 _CHUNK_BYTES = 1 << 18
-_HEADER = struct.Struct("<QQiIQqQQQ")
+_HEADER = struct.Struct("<QQiIqqQQQ")
 _ACCEPTED, _COMMITTED, _REFUSED = b"a", b"c", b"r"
 
 

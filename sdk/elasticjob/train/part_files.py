@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import operator
 import os
 import struct
 import threading
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import Part, Version
+from elasticjob.train.agreement import Part, fields_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +27,7 @@ RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
 """Name and number of the format. A later format has another number, in the same place."""
 _NUMBER_AT = 6
-_RECORD = struct.Struct("<8sQQiIQQQI")
-_RESHARDS = 1 << 31
-"""Bit of the number of ranks in a record: any number of ranks can load the parts."""
-_AT_STOP = 1 << 30
-"""Bit of the number of ranks in a record: the shared part is written at a stop."""
+_RECORD = struct.Struct("<8sQQiIqQQI")
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
@@ -39,8 +36,9 @@ _SLICE_BYTES = 1 << 26
 """Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
 due to the size of the part."""
 _LARGE_BYTES = 1 << 20
-_POPULATED_BYTES = 1 << 20
-"""Memory that is populated before it is read into: it is then still in the processor's cache."""
+_PIECE_BYTES = 1 << 20
+"""Memory that is populated, or written, before its next use: it is then still in the processor's
+cache."""
 _MADV_POPULATE_WRITE = 23
 _PARALLEL_BYTES = 1 << 24
 """Minimum size of a content in memory that several threads read or write."""
@@ -115,31 +113,33 @@ def _libc_madvise() -> Callable[[int, int, int], int]:
 _madvise = _libc_madvise()
 
 
-def fields_of(part: Part) -> tuple[int, int, int, int, int]:
-    """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
-    ranks = part.ranks | (_RESHARDS if part.reshards else 0) | (_AT_STOP if part.at_stop else 0)
-    return *part.version, part.rank, ranks, part.before
-
-
-def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
-    """Return the part with these fields of a record."""
-    flags = bool(ranks & _RESHARDS), bool(ranks & _AT_STOP)
-    return Part(Version(step, gang), rank, ranks & ~(_RESHARDS | _AT_STOP), before, *flags)
-
-
 def pack_record(part: Part, body: Body) -> bytes:
     """Encode the record of a part."""
-    if body.checksum is not None:
-        return _record_of(part, body, body.checksum)
-    checksum = 0
-    for view in body.views:
-        checksum = zlib.crc32(view, checksum)
-    return _record_of(part, body, checksum)
-
-
-def _record_of(part: Part, body: Body, checksum: int) -> bytes:
+    checksum = body.checksum
+    if checksum is None:
+        checksum = functools.reduce(lambda found, view: zlib.crc32(view, found), body.views, 0)
     record = _RECORD.pack(MAGIC, *fields_of(part), body.head_bytes, body.size, checksum)
     return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
+
+
+def joined_checksum(first: int, second: int, size: int) -> int:
+    """Return the CRC-32 of two contents in a row, the second of `size` bytes, from theirs.
+
+    A zero bit behind a content is a linear map of its checksum, here by its columns. Its powers
+    follow by squaring.
+    """
+    zeros = [0xEDB88320, *(1 << bit for bit in range(31))]  # the polynomial, and shifts
+
+    def mapped(value: int) -> int:
+        return functools.reduce(
+            operator.xor, (column for bit, column in enumerate(zeros) if value >> bit & 1), 0
+        )
+
+    bits = size * 8
+    while bits:
+        first = mapped(first) if bits & 1 else first
+        zeros, bits = [mapped(column) for column in zeros], bits >> 1
+    return first ^ second
 
 
 def _unpack_record(record: bytes) -> tuple[Part, int, int, int] | None:
@@ -276,7 +276,7 @@ def _read_at(fd: int, view: memoryview, offset: int) -> int:
     """Read up to the end of new memory or of the file; return the number of bytes."""
     done = 0
     while done < view.nbytes:
-        part = view[done : done + _POPULATED_BYTES]
+        part = view[done : done + _PIECE_BYTES]
         populate(part)
         count = os.preadv(fd, [part], offset + done)
         if not count:
@@ -416,20 +416,22 @@ def _allocate(fd: int, total: int) -> None:
 
 def _fill(fd: int, part: Part, body: Body, threads: bool) -> None:
     _allocate(fd, RECORD_BYTES + body.size)
-    record = functools.partial(pack_record, part, body)
     if threads and body.size >= _PARALLEL_BYTES:
         first, second = _halves(body.views)
-        middle = RECORD_BYTES + sum(view.nbytes for view in first)
-        *_, packed = side_by_side(
-            functools.partial(_written_views, fd, first, RECORD_BYTES),
-            functools.partial(_written_views, fd, second, middle),
-            record,
+        size = sum(view.nbytes for view in second)
+        one, other = side_by_side(
+            functools.partial(_checked, fd, first, RECORD_BYTES),
+            functools.partial(_checked, fd, second, RECORD_BYTES + body.size - size),
         )
+        if body.checksum is None:
+            body = body._replace(checksum=joined_checksum(one, other, size))
     else:
-        _written_views(fd, body.views, RECORD_BYTES)
+        offset = RECORD_BYTES
+        for at in range(0, len(body.views), _MAX_VIEWS):
+            offset = _written(fd, list(body.views[at : at + _MAX_VIEWS]), offset)
         if body.has_changed():
             raise StateChanged
-        packed = record()
+    packed = pack_record(part, body)
     if body.has_changed():
         raise StateChanged
     os.pwrite(fd, packed, 0)
@@ -447,9 +449,15 @@ def _halves(views: Sequence[memoryview]) -> tuple[list[memoryview], list[memoryv
     return first, []
 
 
-def _written_views(fd: int, views: Sequence[memoryview], offset: int) -> None:
-    for first in range(0, len(views), _MAX_VIEWS):
-        offset = _written(fd, list(views[first : first + _MAX_VIEWS]), offset)
+def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    """Write views, in pieces that stay in the processor's cache; return their checksum."""
+    checksum = 0
+    for view in views:
+        for first in range(0, view.nbytes, _PIECE_BYTES):
+            piece = view[first : first + _PIECE_BYTES]
+            offset = _written(fd, [piece], offset)
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:
@@ -467,7 +475,7 @@ def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -
             offset = _written(fd, [one], offset)
             checksum = zlib.crc32(one, checksum)
             moved()
-    os.pwrite(fd, _record_of(part, body, checksum), 0)
+    os.pwrite(fd, pack_record(part, body._replace(checksum=checksum)), 0)
 
 
 def _written(fd: int, views: list[memoryview], offset: int) -> int:

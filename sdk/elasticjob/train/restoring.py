@@ -20,9 +20,11 @@ from elasticjob.train.agreement import (
     Plan,
     SnapshotError,
     Source,
+    Version,
     complete_versions,
     decide,
     sizes_of,
+    version_after,
 )
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.codec import decode
@@ -138,7 +140,7 @@ def agree(
             is_patient = True
             continue
         _check_known(plan, messages)
-        bodies, outcome = reads.read(plan, gang)
+        bodies, outcome = reads.read(plan, gang, version_after(plan, offers, is_sharded))
         outcomes = [bytes(each)[0] for each in gang.gather(Exchange.READS, bytes([outcome]))]
         if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
             raise SnapshotError(
@@ -244,8 +246,13 @@ class _Reads:
             }
         )
 
-    def read(self, plan: Plan | None, gang: Gang) -> tuple[dict[Part, Body], int]:
-        """Return the parts that this rank reads or receives for the plan, and the result."""
+    def read(
+        self, plan: Plan | None, gang: Gang, keep: Version | None
+    ) -> tuple[dict[Part, Body], int]:
+        """Return the parts that this rank reads or receives for the plan, and the result.
+
+        `keep`: version that stays in the memory of this node, in case that one is damaged.
+        """
         bodies: dict[Part, Body] = {}
         outcome = _READ
         for source in () if plan is None else (plan.shared, *plan.own):
@@ -254,7 +261,7 @@ class _Reads:
                 continue
             try:
                 if streamed:
-                    body = self._streamed(source, gang)
+                    body = self._streamed(source, gang, keep)
                 else:
                     body = self._body(source.place, source.part)
                 if body is not None:
@@ -291,7 +298,7 @@ class _Reads:
             path = self._places[source.place][source.part]
             raise UnknownContent(f"{path}: {error}") from error
 
-    def _streamed(self, source: Source, gang: Gang) -> Body | None:
+    def _streamed(self, source: Source, gang: Gang, keep: Version | None) -> Body | None:
         """Return the part, which its first reader reads and sends. A collective.
 
         A rank that lacks it writes it to the memory of its node meanwhile.
@@ -302,7 +309,7 @@ class _Reads:
             return gang.stream(reading(path, source.part, threads=True), reader)
         ahead = None
         if self._memory is not None and self._rank not in source.readers:
-            ahead = functools.partial(self._memory.write_ahead, source.part)
+            ahead = functools.partial(self._memory.write_ahead, keep, source.part)
         return gang.stream(None, reader, ahead)
 
     def _body(self, place: str, part: Part) -> Body:

@@ -107,6 +107,7 @@ def one(rank, world):
         order.append(f"arrived {offset // view.nbytes}")
     # A file of one part for each of the slices that travel.
     part_files._SLICE_BYTES = gang_module._SLICE_BYTES = 10_240_000
+    gang_module._TRAVELLING = 2
     steps = noted(reading(top / "good", part)) if rank == 1 else None
     gang.stream(steps, 1, received)
     told.append(order)
@@ -131,11 +132,11 @@ print(json.dumps(forked_gang.gang(top, "stream", "abc", one)))
 def test_ranks_receive_what_a_rank_reads_and_stay_together_after_its_error(tmp_path: Path) -> None:
     found, _ = forked_gang.run(STREAM, tmp_path)
     orders = [each.pop(0) for each in found]
-    # The next slice is read while one travels.
+    # The next slice is read while two travel.
     reads = [f"read {count}" for count in range(6)]
     arrivals = [f"arrived {count}" for count in range(5)]
-    between = [each for pair in zip(reads[2:], arrivals, strict=False) for each in pair]
-    assert orders == [arrivals, [*reads[:2], *between, arrivals[-1]], arrivals]
+    between = [each for pair in zip(reads[3:], arrivals, strict=False) for each in pair]
+    assert orders == [arrivals, [*reads[:3], *between, *arrivals[3:]], arrivals]
     others = ["all", "good 0", 51_200_000, "damaged 0", None, "missing 0", 3, "empty 0", "own"]
     assert found[0] == others
     assert found[2] == [*others, "own"]

@@ -26,6 +26,7 @@ from elasticjob.train.agreement import (
     part_at_stop,
     sizes_of,
     steps_between,
+    version_after,
 )
 from tests.unit.train.simulated import Buffer, Violation, are_broken, pair
 
@@ -59,6 +60,7 @@ def test_newest_version_wins_over_place_and_rank() -> None:
         ([(101, 100), (100, 80)], 1),
         ([(100, 100), (80, 60)], 1),  # taken anew at the same step
         ([(120, 100), (100, 100)], 20),
+        ([(5, 1), (1, 0)], 4),  # after the first snapshot of the training
         ([(50001, 0)], 1),  # the first snapshot of a training that continued a checkpoint
         ([(50002, 50001), (50001, 0)], 1),
         ([(50001, 100), (100, 80)], 20),
@@ -71,6 +73,41 @@ def test_interval_of_the_restored_snapshot_is_that_between_two_snapshots(
     parts = [Part(Version(step, 1), SHARED, 0, before) for step, before in snapshots]
     offers = [Offer(memory=tuple(parts[:1])), Offer(), Offer(storage=tuple(parts[1:]))]
     assert interval_before(decide(offers), offers) == steps
+
+
+@pytest.mark.parametrize("step", [12, 80])
+def test_interval_of_a_copy_at_a_stop_is_that_at_the_stop(step: int) -> None:
+    """Others measured it, or were taken early to measure it."""
+    copied = part_at_stop(Version(step, 1), 70)
+    others = (shared(1), shared(5), shared(10))
+    offers = [Offer(memory=(copied, *others)), Offer(memory=others)]
+    assert interval_before(decide(offers), offers) == 70
+
+
+@pytest.mark.parametrize(
+    ("memory", "storage", "step"),
+    [
+        ((shared(8, gang=2), shared(7), shared(5)), (), 7),
+        ((shared(8, gang=2), shared(8), shared(7)), (), 8),
+        ((shared(8, gang=2),), (shared(6), shared(8, gang=2)), 6),
+        ((shared(8, gang=2),), (), None),
+        ((), (), None),
+    ],
+)
+def test_version_after_that_of_a_plan_is_the_next_one_to_load(
+    memory: tuple[Part, ...], storage: tuple[Part, ...], step: int | None
+) -> None:
+    offers = [Offer(memory=memory), Offer(storage=storage)]
+    found = version_after(decide(offers), offers)
+    assert found == (None if step is None else Version(step, 1))
+
+
+def test_version_after_that_of_a_plan_is_complete_if_the_state_is_sharded() -> None:
+    complete = [(shared(step, 1, 2), own(step, 0, 2), own(step, 1, 2)) for step in (9, 5)]
+    offers = [Offer(memory=(*complete[0], shared(7, 1, 2), own(7, 0, 2))), Offer(complete[1])]
+    plan = decide(offers, True)
+    assert version_after(plan, offers, True) == Version(5, 1)
+    assert version_after(plan, offers) == Version(7, 1)
 
 
 def test_memory_is_preferred_to_storage_of_the_same_version() -> None:

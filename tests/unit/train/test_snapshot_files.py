@@ -226,11 +226,17 @@ def test_link_is_neither_read_nor_overwritten(tmp_path: Path) -> None:
     assert target.read_bytes() == b"precious"
 
 
-def received(memory: MemoryBuffers, number: int, whole: bytes, end: int | None = None) -> Body:
+def received(
+    memory: MemoryBuffers,
+    number: int,
+    whole: bytes,
+    end: int | None = None,
+    keep: Version | None = None,
+) -> Body:
     """Write a part ahead in slices of 2000 bytes up to `end`; return its body."""
     view = memoryview(bytearray(whole))
     for first in range(0, len(whole) if end is None else end, 2000):
-        memory.write_ahead(part(number), len(whole), first, view[first : first + 2000])
+        memory.write_ahead(keep, part(number), len(whole), first, view[first : first + 2000])
     return Body(3, [view], zlib.crc32(whole))
 
 
@@ -268,18 +274,31 @@ def test_changed_part_written_ahead_is_never_read(tmp_path: Path) -> None:
         read(tmp_path / "shared.0", part(4))
 
 
-def test_part_is_written_ahead_to_an_empty_buffer_of_its_writer_alone(tmp_path: Path) -> None:
+def test_part_is_written_ahead_by_its_writer_alone_and_within_the_limit(tmp_path: Path) -> None:
     whole = bytes(5000)
     received(MemoryBuffers(tmp_path, 1), 4, whole)  # local rank 0 writes the shared part
     received(MemoryBuffers(tmp_path, 0, limit=9000), 4, whole)  # two of them exceed the limit
     assert list(tmp_path.iterdir()) == []
-    memory = MemoryBuffers(tmp_path, 0)
-    for step in (1, 2):
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep", "left"),
+    [((1,), None, [1]), ((1, 2), 2, [2]), ((2, 1), 2, [2]), ((1, 2), 1, [1]), ((1, 2), None, [2])],
+)
+def test_part_written_ahead_leaves_the_version_that_is_restored_without_it(
+    tmp_path: Path, steps: tuple[int, ...], keep: int | None, left: list[int]
+) -> None:
+    """The received one may turn out to be damaged, also after the next process has begun."""
+    memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
+    for step in steps:
         memory.commit(part(step), body(step))
-    found = received(memory, 4, whole)  # may turn out to be damaged
-    assert set(memory.parts()) == {part(1), part(2)}
-    memory.commit(part(4), found)
-    assert set(memory.parts()) == {part(2), part(4)}
+    memory = MemoryBuffers(tmp_path, 0)
+    version = None if keep is None else part(keep).version
+    found = received(memory, 4, whole, keep=version)
+    assert [each.version.step for each in memory.parts()] == left
+    assert [each.version.step for each in MemoryBuffers(tmp_path, 0).parts()] == left
+    memory.seed(part(4), found)
+    assert sorted(each.version.step for each in memory.parts()) == [*left, 4]
     assert content(memory.parts()[part(4)], part(4)) == whole
 
 
@@ -361,14 +380,19 @@ def test_threads_share_the_work_of_a_large_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits for the other ones, which one thread alone could not."""
-    meeting = threading.Barrier(3)
-    for name in ("_written_views", "pack_record"):
-        together(monkeypatch, name, meeting)
+    together(monkeypatch, "_checked", threading.Barrier(2))
     part_files.overwrite(tmp_path / "a", part(1), body(1, 100), threads=True)
     monkeypatch.undo()
     monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
     together(monkeypatch, "_read_at", threading.Barrier(2))
     assert bytes(part_files.read_memory(tmp_path / "a", part(1)).views[0]) == b"\1" * 100 + b"end"
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 1000, 1 << 20])
+def test_joined_checksum_is_that_of_the_whole_content(size: int) -> None:
+    first, second = os.urandom(777), os.urandom(size)
+    joined = part_files.joined_checksum(zlib.crc32(first), zlib.crc32(second), size)
+    assert joined == zlib.crc32(first + second)
 
 
 def together(monkeypatch: pytest.MonkeyPatch, name: str, meeting: threading.Barrier) -> None:
