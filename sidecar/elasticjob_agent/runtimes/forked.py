@@ -10,7 +10,6 @@ as torch's TCPStore, would abort it. A worker begins and ends as one of multipro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import multiprocessing
 import os
