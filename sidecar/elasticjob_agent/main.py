@@ -19,7 +19,7 @@ from elasticjob_agent.core.state import Ending, ExitCode, State
 from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
-from elasticjob_agent.ports import Rendezvous, StateReader
+from elasticjob_agent.ports import AgentHooks, Rendezvous, StateReader
 from elasticjob_agent.runtimes.launcher_channel import Attach
 from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.setting_values import SettingsError
@@ -220,11 +220,13 @@ async def run_agent(
     session: str,
     handler: RendezvousHandler | None = None,
     to_the_end: bool = False,
+    hooks: AgentHooks | None = None,
 ) -> Ending:
     """Run an agent to its end, answer probes meanwhile, and write the termination message.
 
     `handler` replaces the job's rendezvous over etcd v3; it is shut down at the end.
     `to_the_end`: the process exits right after this, so signals are ignored from then on.
+    `hooks` of the agent: see `AgentHooks`.
     """
     _prefix_rendezvous_logs(settings)
     reporter = job_reporter(settings, session, handler)
@@ -235,7 +237,7 @@ async def run_agent(
             return polled.enter(state)
         return RendezvousMember(member_settings(settings, session, state()))
 
-    agent = Agent(settings, runtime, enter)
+    agent = Agent(settings, runtime, enter, hooks)
     reporter.trouble = lambda: agent.trouble
     reporter.workers = lambda: agent.progress.state.facts.slots
     reporter.launch = lambda: node_launch(agent.progress.state)

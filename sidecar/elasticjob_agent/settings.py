@@ -246,6 +246,11 @@ def uninterruptible_seconds() -> str:
     return os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")
 
 
+def log_line_prefix_template() -> str | None:
+    """Return the template of the prefix of the workers' lines, of which torch has a variable."""
+    return os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+
+
 def visible_devices() -> str | None:
     """Return CUDA_VISIBLE_DEVICES, which limits the GPUs that `auto` counts."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,13 +1,10 @@
-"""Agent started by hand: options of `elasticjob agent`, named as torchrun's, and preflight check.
+"""Agent started by hand: options of `elasticjob agent`, named as torchrun's.
 
-The options give settings and the workers' command. The preflight check ends early if etcd does
-not answer or the run is closed. In a pod the agent waits for etcd instead, and an operator
-chooses the incarnation.
+The options give settings, the workers' command, and hooks that change the order to start them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.machinery
 import logging
 import os
@@ -16,11 +13,12 @@ import secrets
 import shutil
 import socket
 import sys
-import time
+import tempfile
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+from elasticjob_agent.ports import AgentHooks
 from elasticjob_agent.rdzv_conf import Conf, read_conf
 from elasticjob_agent.setting_values import SettingsError, endpoints_of
 from elasticjob_agent.settings import (
@@ -29,22 +27,21 @@ from elasticjob_agent.settings import (
     EtcdAccess,
     LogSettings,
     inherited_environment,
+    log_line_prefix_template,
     termination_log_in_environment,
     warm_start_of,
 )
+from elasticjob_agent.worker_output import Std, WorkerOutput, single_device
+from elasticjob_agent.worker_runtime import StartWorkers, WorkerStart
 from elasticjob_launcher.worker_count import CountError, count_workers
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
-from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
-from elasticjob_rendezvous.etcd.errors import EtcdError, InvalidConfiguration, Retryable
+from elasticjob_rendezvous.etcd.errors import InvalidConfiguration
 from elasticjob_rendezvous.etcd.reachability import UNIX, address_of, address_towards
-from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, shared_key
+from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES
 from elasticjob_rendezvous.links.wire import run_key
-from elasticjob_rendezvous.protocol.kv import Range
-from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
-from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
-from elasticjob_rendezvous.protocol.records.members import Round, RoundState
+from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
@@ -85,7 +82,10 @@ def _current_folder() -> Path:
         raise SettingsError("the current folder was removed: change to another one") from error
 
 
+log = logging.getLogger("elasticjob.agent")
+
 NAMESPACE = "default"
+MAX_SECONDS = 86400
 LOOPBACK = "127.0.0.1"
 CONNECT_SECONDS = 30.0
 """Default time to wait for etcd v3 at the start."""
@@ -113,15 +113,36 @@ class Options:
     command: tuple[str, ...]
     warm_start: str = "auto"
     warm_start_modules: str = ""
+    redirects: str = ""
+    tee: str = ""
+    local_ranks_filter: str = ""
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions(AgentHooks):
+    """Hooks that apply torchrun's options for single workers to the order to start them."""
+
+    output: WorkerOutput
+    virtual_local_rank: bool = False
+
+    def adjust_start(self, order: StartWorkers) -> StartWorkers:
+        return replace(order, workers=tuple(map(self._adjust, order.workers)))
+
+    def _adjust(self, worker: WorkerStart) -> WorkerStart:
+        env = single_device(worker.local_rank) if self.virtual_local_rank else {}
+        return self.output.adjust(replace(worker, env={**worker.env, **env}))
 
 
 @dataclass(frozen=True, slots=True)
 class StandaloneAgent:
-    """Settings and command of an agent whose workers are its own children."""
+    """Settings, command and hooks of an agent whose workers are its own children."""
 
     settings: AgentSettings
     command: tuple[str, ...]
     connect_seconds: float
+    hooks: WorkerOptions
 
     @property
     def hung_agent_seconds(self) -> float:
@@ -150,6 +171,9 @@ def standalone_agent(options: Options) -> StandaloneAgent:
     prefix = job_prefix(NAMESPACE, run_id, conf.incarnation)
     loopback = ip_address(address).is_loopback
     everywhere = "::" if ":" in address else "0.0.0.0"
+    slots = slots_of(options.nproc_per_node, command)
+    hooks = _worker_options(options, slots)
+    stop_grace_seconds = _stop_grace(options.shutdown_timeout, conf)
     settings = AgentSettings(
         prefix=prefix,
         run_id=run_id,
@@ -159,7 +183,7 @@ def standalone_agent(options: Options) -> StandaloneAgent:
         etcd=etcd,
         job_key=_job_key(prefix, etcd, backend),
         key_in_etcd=backend is Backend.ETCD and not etcd.password,
-        slots=slots_of(options.nproc_per_node, command),
+        slots=slots,
         node=socket.gethostname(),
         role=options.role,
         bounds=RendezvousParams(
@@ -172,13 +196,13 @@ def standalone_agent(options: Options) -> StandaloneAgent:
             keep_alive_seconds=conf.lost_seconds,
             confirm_seconds=conf.confirm,
             settle_seconds=conf.settle,
-            stop_grace_seconds=conf.stop_grace,
+            stop_grace_seconds=stop_grace_seconds,
             scale_up_wait_seconds=conf.scale_up_wait,
             leave_seconds=conf.leave_grace,
         ),
         # Agents of one run may share the folder, so each gets a subfolder.
-        logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),
-        stop_grace_seconds=conf.stop_grace,
+        logs=LogSettings(_log_folder(options, f"{run_id}_{name}")),
+        stop_grace_seconds=stop_grace_seconds,
         hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,
         termination_log=termination_log_in_environment(),
@@ -190,7 +214,52 @@ def standalone_agent(options: Options) -> StandaloneAgent:
         backend_options=conf.backend_options,
     )
     patience = CONNECT_SECONDS if conf.connect_timeout is None else conf.connect_timeout
-    return StandaloneAgent(settings, command, patience)
+    return StandaloneAgent(settings, command, patience, hooks)
+
+
+def _worker_options(options: Options, slots: int) -> WorkerOptions:
+    """Return the options for single workers. Raises `SettingsError`."""
+    output = WorkerOutput(
+        _streams("--redirects", options.redirects),
+        _streams("--tee", options.tee),
+        _local_ranks(options.local_ranks_filter),
+        log_line_prefix_template(),
+        options.role,
+    )
+    if options.virtual_local_rank:
+        try:
+            single_device(slots - 1)
+        except ValueError as error:
+            raise SettingsError(f"--{error}") from error
+    return WorkerOptions(output, options.virtual_local_rank)
+
+
+def _streams(option: str, text: str) -> Std | dict[int, Std] | None:
+    try:
+        return Std.from_str(text) if text else None
+    except ValueError as error:
+        raise SettingsError(f"{option}: {error}") from error
+
+
+def _local_ranks(text: str) -> tuple[int, ...] | None:
+    """Return the local ranks of `--local-ranks-filter`; None without one."""
+    parts = [part.strip() for part in text.split(",")]
+    if text and not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingsError(
+            f"--local-ranks-filter must be local ranks such as 0,1, got {echoed(text)}"
+        )
+    return tuple(map(int, parts)) if text else None
+
+
+def _stop_grace(shutdown_timeout: int | None, conf: Conf) -> float:
+    """Return the time between SIGTERM and SIGKILL; `--shutdown-timeout` precedes stop_grace."""
+    if shutdown_timeout is None:
+        return conf.stop_grace
+    if not 0 <= shutdown_timeout <= MAX_SECONDS:
+        raise SettingsError(
+            f"--shutdown-timeout must be seconds from 0 to {MAX_SECONDS}, got {shutdown_timeout}"
+        )
+    return float(shutdown_timeout)
 
 
 def _backend(text: str) -> Backend:
@@ -350,80 +419,18 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         ) from error
 
 
-def _log_folder(log_dir: str, name: str) -> Path | None:
-    if not log_dir:
-        return None
-    folder = Path(log_dir).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"--log-dir {echoed(log_dir)} is not a folder")
-    return folder / name
-
-
-log = logging.getLogger("elasticjob.agent")
-
-ATTEMPT_SECONDS = 3.0
-
-
-class PreflightError(Exception):
-    """Obstacle to joining; the text names the cause and the fix."""
-
-
-async def preflight_check(settings: AgentSettings, connect_seconds: float) -> AgentSettings:
-    """Wait up to `connect_seconds` for etcd, then check that the run is open.
-
-    Return the settings with the key that etcd keeps for this run, if it does.
-
-    Raises:
-        PreflightError: etcd does not answer, or the run is closed.
-    """
-    deadline = time.monotonic() + connect_seconds
-    try:
-        async with Client(
-            settings.etcd.endpoints,
-            tls=settings.etcd.tls,
-            user=settings.etcd.user,
-            password=settings.etcd.password,
-            request_timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, connect_seconds)),
-        ) as client:
-            round_ = await _read_round(client, settings, deadline)
-            if round_ is not None and round_.state is RoundState.CLOSED:
-                raise PreflightError(_closed(settings, round_))
-            if not settings.key_in_etcd:
-                return settings
-            _, job_key = await shared_key(client, settings.prefix)
-            return replace(settings, job_key=job_key)
-    except Retryable as error:
-        where = ", ".join(settings.etcd.endpoints)
-        problem = f"no etcd answered at {where} within {connect_seconds:g} s"
-        raise PreflightError(f"{problem}: {error}") from error
-    except EtcdError as error:
-        raise PreflightError(str(error)) from error
-
-
-async def _read_round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:
-    key = Keys(settings.prefix).round
-    logged = False
-    while True:
+def _log_folder(options: Options, name: str) -> Path | None:
+    """Return the folder of the logs; a new one, which stays, for streams that need files."""
+    if not options.log_dir:
+        if not options.redirects and not options.tee:
+            return None
         try:
-            found = await client.range(Range(key))
-            break
-        except Retryable as error:
-            if time.monotonic() >= deadline:
-                raise
-            if not logged:
-                log.warning("%s: %s; retrying", settings.name, error)
-                logged = True
-            await asyncio.sleep(error.delay_seconds)
-    try:
-        return decode(Round, key, found.kvs[0].value) if found.kvs else None
-    except MalformedRecord as error:
-        raise PreflightError(str(error)) from error
-
-
-def _closed(settings: AgentSettings, round_: Round) -> str:
-    how = f" ({round_.outcome.kind})" if round_.outcome is not None else ""
-    incarnation = int(settings.prefix.rstrip("/").rpartition("/")[2])
-    return (
-        f"the run {settings.run_id!r} is closed{how} and cannot continue. For a new run give "
-        f"a --rdzv-id of its own, or --rdzv-conf incarnation={incarnation + 1} on every agent"
-    )
+            made = Path(tempfile.mkdtemp(prefix="elasticjob-logs-"))
+        except OSError as error:
+            raise SettingsError(f"--log-dir must be given: no temporary folder: {error}") from error
+        log.info("the workers' logs are in %s", made)
+        return made / name
+    folder = Path(options.log_dir).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"--log-dir {echoed(options.log_dir)} is not a folder")
+    return folder / name

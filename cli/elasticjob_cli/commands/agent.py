@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Annotated
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
@@ -15,14 +16,13 @@ import typer
 from elasticjob_agent.core.state import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import explain_end, log_to_standard_error, run_agent, session_nonce
 from elasticjob_agent.polling.backends import job_handler
+from elasticjob_agent.preflight import PreflightError, preflight_check
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.setting_values import SettingsError
 from elasticjob_agent.settings import AgentSettings
 from elasticjob_agent.standalone import (
     Options,
-    PreflightError,
     StandaloneAgent,
-    preflight_check,
     standalone_agent,
 )
 from elasticjob_agent.tempdirs import TempDir
@@ -34,11 +34,99 @@ from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.agent")
 
+_UNUSED = {
+    "run_path": "a script runs as its own program in any case",
+    "monitor_interval": "the ends of workers are reported at once",
+    "start_method": "workers are programs; --warm-start selects if they are forked",
+    "event_log_handler": "the log has the events",
+    "logs_specs": "--log-dir, --redirects and --tee select the logs",
+    "numa_binding": "give --no-python and numactl as the program, or bind in the script",
+    "duplicate_stdout_filters": "search the files of --log-dir",
+    "duplicate_stderr_filters": "search the files of --log-dir",
+    "node_rank": "ranks follow the natural order of --name",
+    "master_addr": "the rendezvous selects it in each round",
+    "master_port": "the rendezvous selects it in each round",
+}
+"""Options of torchrun that have no effect, with the reason."""
+_DEFAULTS = ("", False, "null", "default")
+"""Values of such an option, besides those of `start_method`, that ask for nothing."""
+
+
+def _unused_option(name: str) -> Any:
+    """Return torchrun's option that is accepted without an effect."""
+    words = f"--{name.replace('_', '-')}", f"--{name}"
+    return typer.Option(*words, envvar=f"PET_{name.upper()}", show_envvar=False, hidden=True)
+
+
+def unused_options(given: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each given option that has no effect."""
+    return [
+        f"--{name.replace('_', '-')} has no effect: {reason}"
+        for name, reason in _UNUSED.items()
+        if given[name] not in _DEFAULTS
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Rendezvous of the command line, and if the job has this node alone."""
+
+    context: typer.Context
+    nnodes: str
+    standalone: bool
+    backend: str
+    endpoint: str
+    run_id: str
+
+    def resolved(self) -> Choice:
+        """Return the choice with a store and an id of its own for the job of one node.
+
+        That is the one of --standalone, and as under torchrun one node without a rendezvous, or
+        with a c10d store at any port.
+        """
+        is_single = self.nnodes in ("1", "1:1")
+        has_backend = self.backend != "static" and self._source("rdzv_backend") != "DEFAULT"
+        has_own = self.backend == "c10d" and self.endpoint.endswith(":0")
+        has_own = has_own or not (has_backend or self.endpoint or self.run_id)
+        if self.standalone:
+            self._check_standalone()
+        elif self.backend == "static" and not is_single:
+            raise BadInput(
+                "--rdzv-backend=static numbers nodes by hand: give c10d on every node instead, "
+                "with --rdzv-endpoint MASTER_ADDR:29400 and the same --rdzv-id"
+            )
+        elif not (is_single and has_own):
+            return self
+        run_id = uuid4().hex if self.standalone else self.run_id or uuid4().hex
+        return Choice(self.context, "1", True, "c10d", f"localhost:{free_ports(1)[0]}", run_id)
+
+    def _check_standalone(self) -> None:
+        """Refuse options that contradict --standalone. Variables do not, as under torchrun."""
+        for name in ("rdzv_endpoint", "rdzv_id"):
+            if self.context.params[name] and self._given(name):
+                option = f"--{name.replace('_', '-')}"
+                raise BadInput(f"{option} must not be given with --standalone, which chooses it")
+        if self._given("nnodes") and self.nnodes not in ("1", "1:1"):
+            raise BadInput(f"--standalone runs one node, not --nnodes {echoed(self.nnodes)}")
+        if self._given("rdzv_backend") and self.backend not in ("etcd", "c10d", "static"):
+            raise BadInput(f"--standalone has a c10d store, not {echoed(self.backend)}")
+
+    def _given(self, name: str) -> bool:
+        """Return True if the command line has an option."""
+        return self._source(name) == "COMMANDLINE"
+
+    def _source(self, name: str) -> str:
+        """Return the name of an option's source: COMMANDLINE, ENVIRONMENT or DEFAULT."""
+        source = self.context.get_parameter_source(name)
+        return "" if source is None else source.name
+
+
 CONTEXT = {"allow_interspersed_args": False}
 """Click settings: every argument after the script belongs to the script."""
 
 
 def agent(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCRIPT [ARG]...", help="The training script and its arguments."),
@@ -46,17 +134,22 @@ def agent(
     standalone: Annotated[
         bool,
         typer.Option(
-            "--standalone",
+            "--standalone", envvar="PET_STANDALONE", show_envvar=False,
             help="Run a job of this one node, with a c10d store and an ID of its own.",
         ),
     ] = False,
     nnodes: Annotated[
-        str, typer.Option("--nnodes", metavar="MIN:MAX", help="Number of nodes of the job.")
+        str,
+        typer.Option(
+            "--nnodes", metavar="MIN:MAX", envvar="PET_NNODES", show_envvar=False,
+            help="Number of nodes of the job.",
+        ),
     ] = "1:1",
     nproc_per_node: Annotated[
         str,
         typer.Option(
             "--nproc-per-node", "--nproc_per_node", metavar="N|auto|gpu|cpu",
+            envvar="PET_NPROC_PER_NODE", show_envvar=False,
             help="Workers on this node; auto: one per accelerator, or per CPU without any.",
         ),
     ] = "1",
@@ -64,6 +157,7 @@ def agent(
         str,
         typer.Option(
             "--rdzv-backend", "--rdzv_backend", metavar="etcd|etcd-v2|c10d",
+            envvar="PET_RDZV_BACKEND", show_envvar=False,
             help="etcd (its v3 API), etcd-v2 (the v2 API; torchrun calls it etcd), or c10d.",
         ),
     ] = "etcd",
@@ -71,17 +165,22 @@ def agent(
         str,
         typer.Option(
             "--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
+            envvar="PET_RDZV_ENDPOINT", show_envvar=False,
             help="Addresses of etcd; for c10d the store's host, by default localhost:29400.",
         ),
     ] = "",
     rdzv_id: Annotated[
         str,
-        typer.Option("--rdzv-id", "--rdzv_id", help="ID of the run; must be unique per run."),
+        typer.Option(
+            "--rdzv-id", "--rdzv_id", envvar="PET_RDZV_ID", show_envvar=False,
+            help="ID of the run; must be unique per run.",
+        ),
     ] = "",
     rdzv_conf: Annotated[
         str,
         typer.Option(
             "--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...",
+            envvar="PET_RDZV_CONF", show_envvar=False,
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
             "leave_grace, scale_up_wait, hang_timeout, connect_timeout (seconds); increment, "
             "incarnation; protocol, cacert, cert, key, server_name, user, password, "
@@ -91,22 +190,76 @@ def agent(
     max_restarts: Annotated[
         int,
         typer.Option(
-            "--max-restarts", "--max_restarts",
+            "--max-restarts", "--max_restarts", envvar="PET_MAX_RESTARTS", show_envvar=False,
             help="Failures of the whole job before it fails; lost and leaving nodes do not count.",
         ),
     ] = 3,
     local_addr: Annotated[
         str,
         typer.Option(
-            "--local-addr", "--local_addr",
+            "--local-addr", "--local_addr", envvar="PET_LOCAL_ADDR", show_envvar=False,
             help="Address by which peers reach this machine; default: its source address to etcd.",
         ),
     ] = "",
-    role: Annotated[str, typer.Option("--role", help="The workers' role.")] = "default",
+    role: Annotated[
+        str,
+        typer.Option("--role", envvar="PET_ROLE", show_envvar=False, help="The workers' role."),
+    ] = "default",
     log_dir: Annotated[
         str,
-        typer.Option("--log-dir", "--log_dir", help="Folder in which to keep the workers' logs."),
+        typer.Option(
+            "--log-dir", "--log_dir", envvar="PET_LOG_DIR", show_envvar=False,
+            help="Folder in which to keep the workers' logs.",
+        ),
     ] = "",
+    redirects: Annotated[
+        str,
+        typer.Option(
+            "-r", "--redirects", metavar="STREAMS", envvar="PET_REDIRECTS", show_envvar=False,
+            help="Streams that go to files only: 1 is output, 2 errors, 3 both; 0:3,1:2 by local "
+            "rank. Without --log-dir the files are in a new temporary folder.",
+        ),
+    ] = "",
+    tee: Annotated[
+        str,
+        typer.Option(
+            "-t", "--tee", metavar="STREAMS", envvar="PET_TEE", show_envvar=False,
+            help="Streams that go to files and to this terminal, as for --redirects.",
+        ),
+    ] = "",
+    local_ranks_filter: Annotated[
+        str,
+        typer.Option(
+            "--local-ranks-filter", "--local_ranks_filter", metavar="RANK[,RANK]",
+            envvar="PET_LOCAL_RANKS_FILTER", show_envvar=False,
+            help="Local ranks whose output is shown here; the files have all.",
+        ),
+    ] = "",
+    shutdown_timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--shutdown-timeout", "--shutdown_timeout", metavar="SECONDS",
+            envvar=["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], show_envvar=False,
+            help="Seconds between SIGTERM and SIGKILL of a worker; default: stop_grace of "
+            "--rdzv-conf, 10.",
+        ),
+    ] = None,
+    signals_to_handle: Annotated[
+        str,
+        typer.Option(
+            "--signals-to-handle", "--signals_to_handle", metavar="SIGNAL[,SIGNAL]",
+            envvar="PET_SIGNALS_TO_HANDLE", show_envvar=False,
+            help="Signals on which this node leaves; default: SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
+        ),
+    ] = "",
+    virtual_local_rank: Annotated[
+        bool,
+        typer.Option(
+            "--virtual-local-rank", "--virtual_local_rank", envvar="PET_VIRTUAL_LOCAL_RANK",
+            show_envvar=False,
+            help="Every worker sees a single GPU as device 0, and has LOCAL_RANK 0.",
+        ),
+    ] = False,
     name: Annotated[
         str,
         typer.Option("--name", help="Name of this node; ranks follow the natural order of names."),
@@ -127,16 +280,38 @@ def agent(
     ] = "",
     no_python: Annotated[
         bool,
-        typer.Option("--no-python", "--no_python", help="SCRIPT is an executable program."),
+        typer.Option(
+            "--no-python", "--no_python", envvar="PET_NO_PYTHON", show_envvar=False,
+            help="SCRIPT is an executable program.",
+        ),
     ] = False,
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
+        bool,
+        typer.Option(
+            "-m", "--module", envvar="PET_MODULE", show_envvar=False,
+            help="SCRIPT is a module, as in python -m.",
+        ),
     ] = False,
+    run_path: Annotated[bool, _unused_option("run_path")] = False,
+    monitor_interval: Annotated[str, _unused_option("monitor_interval")] = "",
+    start_method: Annotated[str, _unused_option("start_method")] = "",
+    event_log_handler: Annotated[str, _unused_option("event_log_handler")] = "",
+    logs_specs: Annotated[str, _unused_option("logs_specs")] = "",
+    numa_binding: Annotated[str, _unused_option("numa_binding")] = "",
+    duplicate_stdout_filters: Annotated[str, _unused_option("duplicate_stdout_filters")] = "",
+    duplicate_stderr_filters: Annotated[str, _unused_option("duplicate_stderr_filters")] = "",
+    node_rank: Annotated[str, _unused_option("node_rank")] = "",
+    master_addr: Annotated[str, _unused_option("master_addr")] = "",
+    master_port: Annotated[str, _unused_option("master_port")] = "",
 ) -> None:  # fmt: skip
     """Run this node's workers of an elastic job, as torchrun does, until the job ends.
 
     `elasticjob agent --standalone train.py` is the job of one node, as `torchrun --standalone`;
-    its store needs torch. `elasticjob run train.py` needs no torch, and can add nodes.
+    its store needs torch, and it is the default without --rdzv-endpoint and --rdzv-id.
+    `elasticjob run train.py` needs no torch, and can add nodes.
+
+    torchrun's options have their variables too, such as PET_NNODES. Those that are not listed here
+    are accepted and have no effect; a warning states the reason.
 
     Exit codes: 0 the job succeeded, or this node left on SIGTERM; 1 the job failed; 2 bad options;
     3 no rendezvous: etcd is unreachable, or the run is closed, refused or timed out; 4 the job was
@@ -144,23 +319,17 @@ def agent(
     --standalone.
     """
     log_to_standard_error()
-    if standalone:
-        given = {"--rdzv-endpoint": rdzv_endpoint, "--rdzv-id": rdzv_id}
-        for option, value in given.items():
-            if value:
-                raise BadInput(f"{option} must not be given with --standalone, which chooses it")
-        if nnodes not in ("1", "1:1"):
-            raise BadInput(f"--standalone runs one node, not --nnodes {echoed(nnodes)}")
-        if rdzv_backend not in ("etcd", "c10d"):  # etcd is the default
-            raise BadInput(f"--standalone has a c10d store, not {echoed(rdzv_backend)}")
-        rdzv_backend, rdzv_id = "c10d", uuid4().hex
-        rdzv_endpoint = f"localhost:{free_ports(1)[0]}"
+    chosen = Choice(context, nnodes, standalone, rdzv_backend, rdzv_endpoint, rdzv_id).resolved()
+    for text in unused_options(context.params):
+        log.warning("%s", text)
+    if signals_to_handle:
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals_to_handle  # as torchrun does
     options = Options(
-        nnodes=nnodes,
+        nnodes=chosen.nnodes,
         nproc_per_node=nproc_per_node,
-        rdzv_backend=rdzv_backend,
-        rdzv_endpoint=rdzv_endpoint,
-        rdzv_id=rdzv_id,
+        rdzv_backend=chosen.backend,
+        rdzv_endpoint=chosen.endpoint,
+        rdzv_id=chosen.run_id,
         rdzv_conf=rdzv_conf,
         max_restarts=max_restarts,
         local_addr=local_addr,
@@ -172,6 +341,11 @@ def agent(
         command=tuple(command or ()),
         warm_start=warm_start,
         warm_start_modules=warm_start_modules,
+        redirects=redirects,
+        tee=tee,
+        local_ranks_filter=local_ranks_filter,
+        virtual_local_rank=virtual_local_rank,
+        shutdown_timeout=shutdown_timeout,
     )
     try:
         plain = standalone_agent(options)
@@ -179,7 +353,7 @@ def agent(
         raise BadInput(str(error)) from error
     ending = asyncio.run(_run(plain))
     code = int(ending.code)
-    if standalone and ending.launcher_code == LEFT_CODE and ending.code is ExitCode.OK:
+    if chosen.standalone and ending.launcher_code == LEFT_CODE and ending.code is ExitCode.OK:
         code = int(errors.ExitCode.INTERRUPTED)  # the job ends unfinished with its only node
     with final_summary():
         show_text(ending.message, err=code != ExitCode.OK)
@@ -217,4 +391,7 @@ async def _run(plain: StandaloneAgent) -> Ending:
         return ending
     runtime = LocalRuntime(plain.command, hung_agent_seconds=plain.hung_agent_seconds)
     with _error_files(settings) as settings:
-        return await run_agent(settings, runtime, session_nonce(), handler, to_the_end=True)
+        session = session_nonce()
+        return await run_agent(
+            settings, runtime, session, handler, to_the_end=True, hooks=plain.hooks
+        )

@@ -20,7 +20,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from elasticjob_agent.api import ranks
@@ -36,12 +35,10 @@ from elasticjob_agent.api.spec import (
     DefaultLogsSpecs,
     ProcessFailure,
     RunResult,
-    Std,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
     logs_specs_of,
-    streams_of,
 )
 from elasticjob_agent.core.commands import StartGroup
 from elasticjob_agent.core.state import Ending
@@ -49,11 +46,12 @@ from elasticjob_agent.ports import NodeSettings
 from elasticjob_agent.runtimes.forked import ForkedRuntime
 from elasticjob_agent.runtimes.function_entrypoint import CallFolder, FunctionCall, with_local_rank
 from elasticjob_agent.runtimes.local import LocalRuntime
-from elasticjob_agent.settings import LogSettings, uninterruptible_seconds, visible_devices
+from elasticjob_agent.settings import LogSettings, uninterruptible_seconds
 from elasticjob_agent.tempdirs import TempDir
 from elasticjob_agent.threads import BlockingRuntime
 from elasticjob_agent.worker_files import RunLogs
 from elasticjob_agent.worker_groups import start_workers
+from elasticjob_agent.worker_output import Std, WorkerOutput, single_device, streams_of
 from elasticjob_agent.worker_runtime import (
     StartWorkers,
     WorkerRuntime,
@@ -238,19 +236,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _adjust_worker(self, number: int, worker: WorkerStart) -> WorkerStart:
         specs, local_rank = self._logs_specs, worker.local_rank
-        tee = streams_of(specs.tee, local_rank)
-        kept = tee | streams_of(specs.redirects, local_rank)
-        shown = tee | ~kept
-        if specs.local_ranks_filter is not None and local_rank not in specs.local_ranks_filter:
-            shown = Std.NONE
-        return replace(
-            worker,
-            argv=self._argv(number, local_rank),
-            env={**worker.env, **self._devices(local_rank)},
-            prefix=self._prefix(worker, bool(tee)),
-            unlogged=_numbers(~kept),
-            silent=_numbers(~shown),
-        )
+        template = self._log_line_prefix_template
+        if template is None:
+            template = "[${role_name}${local_rank}]:" if streams_of(specs.tee, local_rank) else ""
+        role = self._worker_group.spec.role
+        output = WorkerOutput(specs.redirects, specs.tee, specs.local_ranks_filter, template, role)
+        argv, env = self._argv(number, local_rank), {**worker.env, **self._devices(local_rank)}
+        return output.adjust(replace(worker, argv=argv, env=env))
 
     def _argv(self, number: int, local_rank: int) -> tuple[str, ...]:
         spec = self._worker_group.spec
@@ -265,28 +257,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _devices(self, local_rank: int) -> dict[str, str]:
         """Return the variables that show a worker one device, with `virtual_local_rank`."""
-        if not self._worker_group.spec.virtual_local_rank:
-            return {}
-        visible = visible_devices()
-        if visible is None:
-            return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(local_rank)}
-        named = [part.strip() for part in visible.split(",")]
-        if local_rank >= len(named):
-            raise ValueError(
-                f"virtual_local_rank: CUDA_VISIBLE_DEVICES={visible} has no device for local "
-                f"rank {local_rank}"
-            )
-        return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": named[local_rank]}
-
-    def _prefix(self, worker: WorkerStart, to_file: bool) -> str:
-        template = self._log_line_prefix_template
-        if template is None:
-            template = "[${role_name}${local_rank}]:" if to_file else ""
-        return Template(template).safe_substitute(
-            role_name=self._worker_group.spec.role,
-            local_rank=worker.local_rank,
-            rank=worker.env["RANK"],
-        )
+        return single_device(local_rank) if self._worker_group.spec.virtual_local_rank else {}
 
     def _return_values(self, number: int) -> dict[int, Any]:
         folder = self._call_folder
@@ -375,8 +346,3 @@ class LocalElasticAgent(SimpleElasticAgent):
             Path(log_dir).mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=log_dir))
         return Path(tempfile.mkdtemp(prefix=f"elasticjob_{run_id}_"))
-
-
-def _numbers(streams: Std) -> tuple[int, ...]:
-    """Return the descriptors of the streams."""
-    return tuple(number for number, std in ((1, Std.OUT), (2, Std.ERR)) if std & streams)

@@ -7,14 +7,13 @@ needs to change its imports.
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntFlag, StrEnum
+from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -22,7 +21,7 @@ from elasticjob_agent.api.events import NOWHERE
 from elasticjob_agent.core.error_reports import from_error_file
 from elasticjob_agent.core.failures import SIGNALS
 from elasticjob_agent.worker_files import read_error_file
-from elasticjob_rendezvous.protocol.text import echoed
+from elasticjob_agent.worker_output import Std as Std  # torch has it beside the specs
 
 NOT_AVAILABLE = "<N/A>"
 _NO_ERROR_FILE: Mapping[str, Any] = {"message": "<NONE>"}
@@ -93,39 +92,6 @@ class ProcessFailure:
 
 
 DEFAULT_ROLE = "default"
-
-_STD = re.compile(r"[0-3]")
-_STD_BY_RANK = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
-
-
-class Std(IntFlag):
-    """Set of standard streams."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
-
-    @classmethod
-    def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Parse `"3"` (both streams of all workers) or `"0:1,1:2"` (streams by local rank).
-
-        Raises:
-            ValueError: any other text.
-        """
-        if _STD.fullmatch(vm):
-            return cls(int(vm))
-        if _STD_BY_RANK.fullmatch(vm):
-            pairs = (part.split(":") for part in vm.split(","))
-            return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
-        raise ValueError(
-            f"streams must be 0 to 3, or such as 0:1,1:3 by local rank, not {echoed(vm)}"
-        )
-
-
-def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:
-    """Return the streams chosen for one worker. Accepts torch's `Std`."""
-    return Std(int(choice if isinstance(choice, int) else choice.get(local_rank, Std.NONE)))
 
 
 @dataclass

@@ -246,7 +246,8 @@ def _local_changed(state: PollingState, now: float) -> tuple[PollingState, tuple
     if not idle:
         return state, orders
     if local.failure is None:
-        return _rejoin(state) if phase is Phase.STOPPING else (state, ())
+        ended = phase is Phase.STOPPING or local.cut_off_round == state.number
+        return _rejoin(state) if ended else (state, ())
     after, more = _failed(state, local.failure, now)
     return after, (*orders, *more)
 

@@ -2,19 +2,23 @@
 
 The launcher is a fork of this process too. It starts and reaps workers and forwards their output as
 usual, and they die with the agent. Other threads do not exist in a fork: fork before any starts.
+
+A fork never frees what this process created: an object of C++ whose thread runs here alone, such
+as torch's TCPStore, would abort it. A worker begins and ends as one of multiprocessing does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
+import multiprocessing
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from elasticjob_agent.runtimes.function_entrypoint import CallFolder, FunctionCall, run_call
 from elasticjob_agent.runtimes.local import LauncherProcess, LocalRuntime
@@ -36,7 +40,7 @@ class ForkedRuntime(LocalRuntime):
         agent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             _launch(self._ours, theirs, agent, partial(_fork_worker, call, folder))
         theirs.close()
@@ -106,7 +110,7 @@ def _fork_worker(
     launcher = os.getpid()
     ready, started = os.pipe()
     try:
-        pid = os.fork()
+        pid = _fork()
     except OSError as error:
         os.close(ready)
         os.close(started)
@@ -120,16 +124,39 @@ def _fork_worker(
             _redirect_streams(stdout_fd, stderr_fd)
             os.environ.clear()
             os.environ.update(env)
-            code = run_call(call, folder.returned(number, local_rank), local_rank, env)
+            code = _run(
+                partial(run_call, call, folder.returned(number, local_rank), local_rank, env)
+            )
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
             os._exit(code)
     os.close(started)
     os.read(ready, 1)  # wait until the worker leads a process group that can be signalled
     os.close(ready)
     return ForkedChild(pid)
+
+
+def _fork() -> int:
+    """Fork; in the child no garbage collection frees an object of the parent."""
+    collects = gc.isenabled()
+    gc.disable()  # else the child could collect before it calls `freeze`
+    try:
+        pid = os.fork()
+        if pid == 0:
+            gc.freeze()
+        return pid
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _run(call: Callable[[], int]) -> int:
+    """Make a call as the process of multiprocessing that this fork is; return the exit code.
+
+    At its end it waits for its threads and for the data of its queues, and not for the processes
+    that this process's parent started.
+    """
+    process: Any = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(call()))
+    return int(process._bootstrap())
 
 
 def _own_session() -> None:
@@ -146,4 +173,6 @@ def _redirect_streams(stdout_fd: int, stderr_fd: int) -> None:
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )

@@ -356,6 +356,14 @@ def _report(error: BaseException, path: str) -> None:
     if not path or Path(path).exists():
         return
     extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
-    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    message = {"message": f"{type(error).__name__}: {_text(error)}", "extraInfo": extra}
     with contextlib.suppress(OSError):
         Path(path).write_text(json.dumps({"message": message}))
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an exception; traceback's words if the exception gives none."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"

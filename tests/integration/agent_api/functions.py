@@ -36,6 +36,15 @@ def always_fails() -> None:
     raise ArithmeticError("the loss is not a number")
 
 
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+def fails_without_text() -> None:
+    raise TextlessError
+
+
 def exits(code: int) -> None:
     sys.exit(code)
 

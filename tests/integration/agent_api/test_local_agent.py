@@ -169,28 +169,87 @@ def test_function_entrypoint_reports_exit_or_signal(method: str) -> None:
     job = spec(functions.unpicklable, max_restarts=0, local_world_size=1)
     failed = LocalElasticAgent(job, start_method=method).run()
     assert "pickle" in str(failed.failures[0].message)
+    job = spec(functions.fails_without_text, max_restarts=0, local_world_size=1)
+    failed = LocalElasticAgent(job, start_method=method).run()
+    message = failed.failures[0].message
+    assert message["message"] == "TextlessError: <exception str() failed>"
+    assert "in fails_without_text" in message["extraInfo"]["py_callstack"]
 
 
 FORKED = """
 from elasticjob_agent.api import LocalElasticAgent, WorkerSpec
 from tests.unit.agent.memory_rendezvous import Gang
 
-secret = object()
-here = id(secret)
+{work}
+
 spec = WorkerSpec(
-    role="trainer", rdzv_handler=Gang().handler(), entrypoint=lambda: id(secret) == here,
-    local_world_size=2, max_restarts=1, monitor_interval=0.05,
+    role="trainer", rdzv_handler=Gang().handler(), entrypoint=work, local_world_size=2,
+    max_restarts=0, monitor_interval=0.05,
 )
 print(LocalElasticAgent(spec, start_method="fork").run().return_values)
 """
+INHERITS = """
+secret = object()
+here = id(secret)
+
+def work():
+    return id(secret) == here
+"""
+COLLECTS = """
+import gc
+
+class Owned:
+    def __del__(self):
+        freed.append(self)
+
+freed = []
+gc.disable()
+garbage = Owned()
+garbage.itself = garbage
+del garbage
+
+def work():
+    gc.collect()
+    return len(freed)
+"""
+LEAVES_THREAD = """
+import atexit, multiprocessing, pathlib, signal, tempfile, threading
+
+folder = tempfile.TemporaryDirectory()
+others = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+others.start()
+
+def write():
+    threading.main_thread().join()
+    pathlib.Path(folder.name, str(threading.get_native_id())).touch()
+
+def work():
+    threading.Thread(target=write).start()
+    return len(multiprocessing.active_children())
+
+def check():
+    print(len(list(pathlib.Path(folder.name).iterdir())), others.is_alive())
+    others.terminate()
+
+atexit.register(check)
+"""
 
 
-def test_forked_worker_inherits_process_state() -> None:
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        pytest.param(INHERITS, "{0: True, 1: True}\n", id="it has the memory of its parent"),
+        pytest.param(COLLECTS, "{0: 0, 1: 0}\n", id="it frees no object of its parent"),
+        pytest.param(LEAVES_THREAD, "{0: 0, 1: 0}\n2 True\n", id="it waits for its own threads"),
+    ],
+)
+def test_forked_worker_begins_and_ends_as_one_of_multiprocessing(work: str, expected: str) -> None:
     """The test runs in a process of its own, without gRPC threads."""
+    program = FORKED.format(work=work)
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "{0: True, 1: True}\n", done.stderr
+    assert done.stdout == expected, done.stderr
 
 
 @METHODS

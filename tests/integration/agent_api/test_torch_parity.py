@@ -24,8 +24,8 @@ from torch.distributed.elastic.utils import store as torch_store
 
 from elasticjob_agent import api as our_agent
 from elasticjob_agent.api.agent import SimpleElasticAgent
-from elasticjob_agent.api.spec import streams_of
 from elasticjob_agent.polling import round_store
+from elasticjob_agent.worker_output import streams_of
 from elasticjob_rendezvous import api as our_rendezvous
 
 AGENTS = [pytest.param(torch_agent, id="torch"), pytest.param(our_agent, id="ours")]

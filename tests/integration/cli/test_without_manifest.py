@@ -96,6 +96,8 @@ def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
         ("init job.yaml --nodes 2", "init takes a Python script or a folder"),
         ("agent --standalone --rdzv-id x work.py", "--rdzv-id must not be given with --standalone"),
         ("agent --standalone --nnodes 1:2 work.py", "--standalone runs one node"),
+        ("agent --nnodes 2 --rdzv-backend static work.py", "give c10d on every node instead"),
+        ("agent --rdzv-backend c10d work.py", "--rdzv-id must be given"),
     ],
 )
 def test_bad_input_starts_nothing(rig: LocalRig, words: str, said: str) -> None:
@@ -116,6 +118,43 @@ def test_standalone_agent_needs_no_rendezvous_options(rig: LocalRig) -> None:
     ran = rig.call("agent", "--standalone", "--nproc-per-node", "2", "hello.py", "--lr", "1")
     assert ran.returncode == 0, ran.stderr
     assert "rank 1 got ['--lr', '1']" in ran.stdout
+
+
+def test_agent_accepts_torchruns_command_line_and_variables(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    words = "--nnodes 1 --node-rank 0 --master-addr here --master-port 29500 --monitor-interval 5"
+    words += " --virtual-local-rank -r 0:3 --tee 1:1,2:1 --local-ranks-filter 0,1 --log-dir logs"
+    variables = {
+        "PET_NPROC_PER_NODE": "3",
+        "PET_RDZV_BACKEND": "static",
+        "PET_START_METHOD": "spawn",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${local_rank} of ${rank}>",
+    }
+    ran = rig.call("agent", *words.split(), "hello.py", env=variables)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0] == "<default 1 of 1>rank 1 got []"
+    assert "rank 0" not in ran.stdout
+    assert "rank 2" not in ran.stdout
+    for name in ("--node-rank", "--master-addr", "--monitor-interval", "--start-method"):
+        assert f"{name} has no effect: " in ran.stderr
+    for rank in (0, 1, 2):
+        (log,) = (rig.job / "logs").glob(f"*/round_1/{rank}/stdout.log")
+        assert log.read_text() == f"rank {rank} got []\n"
+
+
+def test_one_node_may_host_its_store_at_any_port(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    words = "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=one"
+    ran = rig.call("agent", *words.split(), "hello.py")
+    assert ran.returncode == 0, ran.stderr
+    assert "job one succeeded" in ran.stdout
+
+
+def test_variables_do_not_contradict_standalone(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    variables = {"PET_NNODES": "4", "PET_RDZV_ENDPOINT": "nowhere:1", "PET_RDZV_ID": "other"}
+    ran = rig.call("agent", "--standalone", "hello.py", env=variables)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

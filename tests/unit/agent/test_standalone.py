@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from elasticjob_agent.rdzv_conf import read_conf
 from elasticjob_agent.setting_values import SettingsError
 from elasticjob_agent.settings import BackendOptions
 from elasticjob_agent.standalone import Options, slots_of, standalone_agent
+from elasticjob_agent.worker_runtime import StartWorkers, WorkerStart
 from elasticjob_cli.main import main
 from elasticjob_launcher.worker_count import usable_cpus
 from elasticjob_rendezvous.etcd.endpoints import Tls
@@ -117,6 +119,36 @@ def test_modules_and_programs(options: dict[str, object], command: tuple[str, ..
     assert standalone_agent(replace(OPTIONS, **options)).command == command  # type: ignore[arg-type]
 
 
+def test_streams_that_need_files_have_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert standalone_agent(OPTIONS).settings.logs.folder is None
+    folder = standalone_agent(replace(OPTIONS, tee="3")).settings.logs.folder
+    assert folder is not None
+    assert folder.parent.parent == tmp_path
+    assert folder.name == "digits_node-0"
+
+
+def test_shutdown_timeout_precedes_stop_grace() -> None:
+    options = replace(OPTIONS, rdzv_conf="stop_grace=20", shutdown_timeout=3)
+    settings = standalone_agent(options).settings
+    assert settings.bounds is not None
+    assert (settings.stop_grace_seconds, settings.bounds.stop_grace_seconds) == (3, 3)
+
+
+def test_virtual_local_rank_needs_a_device_for_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(OPTIONS, virtual_local_rank=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    with pytest.raises(SettingsError, match="has no device for local rank 1"):
+        standalone_agent(options)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    worker = WorkerStart(1, (), {"RANK": "3", "LOCAL_RANK": "1"}, "", "[3] ")
+    order = standalone_agent(options).hooks.adjust_start(StartWorkers(1, (worker,), 0))
+    env = {"RANK": "3", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "6"}
+    assert order.workers == (replace(worker, env=env),)
+
+
 def test_fixed_number_of_nodes() -> None:
     bounds = standalone_agent(replace(OPTIONS, nnodes="3")).settings.bounds
     assert bounds is not None
@@ -190,6 +222,10 @@ def test_fixed_number_of_nodes() -> None:
             C10D | {"rdzv_conf": "keep_alive_interval=2,keep_alive=3"},
             "either keep_alive",
         ),
+        ({"redirects": "4"}, "--redirects: streams must be 0 to 3, or such as 0:1,1:3"),
+        ({"tee": "0:9"}, "--tee: streams must be 0 to 3"),
+        ({"local_ranks_filter": "0,x"}, "--local-ranks-filter must be local ranks such as 0,1"),
+        ({"shutdown_timeout": -1}, "--shutdown-timeout must be seconds from 0 to 86400, got -1"),
         ({"rdzv_conf": "timeout=soon"}, "timeout must be seconds"),
         ({"rdzv_conf": "timeout=nan"}, "timeout must be seconds"),
         ({"rdzv_conf": "increment=0"}, "increment must be a whole number"),

@@ -19,7 +19,6 @@ from elasticjob_agent.api.spec import (
     WorkerGroup,
     WorkerSpec,
     WorkerState,
-    streams_of,
 )
 from elasticjob_agent.core.poll_step import JoinTrouble
 from elasticjob_agent.polling import agreement, round_store
@@ -37,6 +36,7 @@ from elasticjob_agent.polling.agreement import (
 from elasticjob_agent.polling.join import join_through_handler
 from elasticjob_agent.polling.poll import trouble_of
 from elasticjob_agent.runtimes.function_entrypoint import with_local_rank
+from elasticjob_agent.worker_output import streams_of
 from elasticjob_rendezvous import api
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from tests.unit.agent.memory_rendezvous import Gang, MemoryStore

@@ -121,6 +121,13 @@ def test_failure_is_noted_at_once_and_charged_when_workers_ended() -> None:
     assert part.directive == Run(roster(2, 1), "me", 2)
 
 
+def test_node_whose_workers_its_launcher_ended_joins_again_without_a_charge() -> None:
+    part = running(3)
+    assert part.tells(workers=Workers.NONE, cut_off_round=2) == ()
+    assert part.tells(workers=Workers.NONE, cut_off_round=3) == (Join(charge=False, restarts=0),)
+    assert isinstance(part.directive, Idle)
+
+
 def test_spent_budget_closes_rendezvous_for_all() -> None:
     part = running(3, restarts=2)
     part.tells(failure=failure(3))
