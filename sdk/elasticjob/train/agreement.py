@@ -38,6 +38,13 @@ class SnapshotError(Exception):
     is_of_calls = False
 
 
+class RankEndedError(SnapshotError):
+    """Process of another rank that ended while this rank waits for it.
+
+    The agent recognizes it by its name, as the error of a lost peer.
+    """
+
+
 class Missing(enum.IntFlag):
     """Places without a rank's parts of the last snapshot. The ranks exchange it; 0 for none."""
 

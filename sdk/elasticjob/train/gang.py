@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import STORAGE, Part, Plan, SnapshotError
+from elasticjob.train.agreement import STORAGE, Part, Plan, RankEndedError, SnapshotError
 from elasticjob.train.exchange import (
     INLINE_BYTES,
     OURS,
@@ -198,7 +198,7 @@ class Gang:
             if ended := self._ended(is_lost=False):
                 _leak(self._channel.group)
                 self._channel.unfinished = text_of(self._call, self._step)
-                raise SnapshotError(self._end_text(ended))
+                raise self._error_of(ended)
             if not self._has_warned:
                 self._has_warned = True
                 log.warning(
@@ -217,16 +217,18 @@ class Gang:
             ended = self._ended(is_lost=True)
             if not ended:
                 raise
-            raise SnapshotError(f"{self._end_text(ended)} ({error})") from error
+            raise self._error_of(ended, f" ({error})") from error
 
-    def _end_text(self, ended: _Ended) -> str:
-        """Return the end of another rank's calls, and the call of this one, as an error."""
+    def _error_of(self, ended: _Ended, cause: str = "") -> SnapshotError:
+        """Return the error for the end of another rank's calls, with the call of this one."""
         mine = f"rank {self.rank} has called {text_of(self._call, self._step)}"
         if ended.end is End.CLOSE:
-            return f"rank {ended.rank} has called close(), and {mine}: {SAME_CALLS}"
+            text = f"rank {ended.rank} has called close(), and {mine}: {SAME_CALLS}"
+            return SnapshotError(text + cause)
         # It may have ended with an error that is in its output alone.
         other = f"rank {ended.rank}"
-        return f"{other} has ended its process, and {mine}: see the output of {other}"
+        text = f"{other} has ended its process, and {mine}: see the output of {other}"
+        return RankEndedError(text + cause)
 
     def broadcast(self, body: Body | None, source: int) -> Body:
         """Return the body of rank `source`, which sends it from the memory that it is in."""

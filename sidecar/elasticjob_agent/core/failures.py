@@ -75,7 +75,7 @@ _COLLECTIVE = re.compile(
     r"gloo/transport|Connection closed by peer \[|monitoredBarrier"
     r"|DistNetworkError|DistStoreError|DistBackendError|ncclRemoteError|ncclSystemError"
     r"|NCCL communicator was aborted|Watchdog caught collective|ProcessGroupNCCL's watchdog"
-    r"|SnapshotError: rank \d+ has ended its process, and rank "
+    r"|\bRankEndedError\b"
 )
 # The operating system's messages for a lost peer may concern a socket of the user's code: they
 # count only below frames of torch.distributed.

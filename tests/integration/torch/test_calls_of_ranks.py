@@ -258,7 +258,7 @@ RANK_1 = "rank 1 has called save() of step 2"
             ("close end", "close 2"),
             [None, f"SnapshotError: rank 0 has called close(), and {RANK_1}: "],
         ),
-        (("end", "2"), [None, f"SnapshotError: rank 0 has ended its process, and {RANK_1}: "]),
+        (("end", "2"), [None, f"RankEndedError: rank 0 has ended its process, and {RANK_1}: "]),
         (("kill", "2"), [None, "RuntimeError: "]),
         *[
             ((call, "2"), ["SnapshotError: rank 0 has called restore(), and rank 1 save() of "] * 2)
@@ -277,7 +277,7 @@ def test_rank_whose_calls_differ_leaves_no_other_waiting(
         remedy = "see the output of rank 0" if calls[0] == "end" else SAME_CALLS
         assert error is None or "RuntimeError" in error or remedy in error
     if calls[0].endswith("end"):  # with gloo's error, if the connection breaks before the next look
-        kind = failure_class(None, ErrorReport(f"elasticjob.train.agreement.{found[1]}"), 1)
+        kind = failure_class(None, ErrorReport(str(found[1])), 1)
         lost = kind is FailureClass.PEER_ABORT
         assert lost or (calls[0] == "close end" and kind is FailureClass.USER_ERROR)
 

@@ -43,8 +43,8 @@ CLOSED = (
     "crashing."
 )
 ENDED = (
-    "elasticjob.train.agreement.SnapshotError: rank 0 has ended its process, and rank 1 has called "
-    "save() of step 2: see the output of rank 0"
+    "elasticjob.train.agreement.RankEndedError: rank 0 has ended its process, and rank 1 has "
+    "called save() of step 2: see the output of rank 0"
 )
 BARRIER = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms"
 STORE = "torch.distributed.DistNetworkError: Connection reset by peer"
