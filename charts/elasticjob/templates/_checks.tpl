@@ -3,13 +3,16 @@ Checks that the schema cannot express, of several values or of installed objects
 */}}
 {{- define "elasticjob.checks" -}}
 {{- $fullname := include "elasticjob.fullname" . }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) }}
-{{- fail (printf "fullnameOverride must be given: the release's name gives the prefix %s, and names of Services must be DNS labels that begin with a letter" $fullname) }}
+{{- /* The server accepted the names of an installed release: newer ones may begin with a digit. */}}
+{{- $service := lookup "v1" "Service" .Release.Namespace (include "elasticjob.operator.name" .) }}
+{{- if not (regexMatch (ternary "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" "^[a-z]([-a-z0-9]*[a-z0-9])?$" (not (empty $service))) $fullname) }}
+{{- fail (printf "fullnameOverride must be another prefix than %s: names of Services must be DNS labels that begin with a letter" $fullname) }}
 {{- end }}
-{{- range $value, $labels := dict "commonLabels" .Values.commonLabels "operator.podLabels" .Values.operator.podLabels "etcd.podLabels" .Values.etcd.podLabels }}
-{{- range $label := list "name" "instance" "component" }}
-{{- if hasKey ($labels | default dict) (printf "app.kubernetes.io/%s" $label) }}
-{{- fail (printf "%s must not have app.kubernetes.io/%s: the chart selects its pods by it" $value $label) }}
+{{- range $component, $labels := dict "" .Values.commonLabels "operator" .Values.operator.podLabels "etcd" .Values.etcd.podLabels }}
+{{- range $key, $own := include "elasticjob.selectorLabels" (list $ $component) | fromYaml }}
+{{- $given := get ($labels | default dict) $key }}
+{{- if and $given (ne $given $own) }}
+{{- fail (printf "%s must not set %s to %s: the chart sets it, and selects its pods by it" (empty $component | ternary "commonLabels" (printf "%s.podLabels" $component)) $key $given) }}
 {{- end }}
 {{- end }}
 {{- end }}
