@@ -3,9 +3,10 @@ Checks that the schema cannot express, of several values or of installed objects
 */}}
 {{- define "elasticjob.checks" -}}
 {{- $fullname := include "elasticjob.fullname" . }}
-{{- /* The server accepted the names of an installed release: newer ones may begin with a digit. */}}
-{{- $service := lookup "v1" "Service" .Release.Namespace (include "elasticjob.operator.name" .) }}
-{{- if not (regexMatch (ternary "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" "^[a-z]([-a-z0-9]*[a-z0-9])?$" (not (empty $service))) $fullname) }}
+{{- /* Newer API servers accept names that begin with a digit: an installed release keeps its names. */}}
+{{- $label := regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" $fullname }}
+{{- $service := include "elasticjob.operator.name" . }}
+{{- if not (and $label (or (regexMatch "^[a-z]" $fullname) (lookup "v1" "Service" .Release.Namespace $service))) }}
 {{- fail (printf "fullnameOverride must be another prefix than %s: names of Services must be DNS labels that begin with a letter" $fullname) }}
 {{- end }}
 {{- range $component, $labels := dict "" .Values.commonLabels "operator" .Values.operator.podLabels "etcd" .Values.etcd.podLabels }}
