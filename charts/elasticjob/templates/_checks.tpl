@@ -3,13 +3,17 @@ Checks that the schema cannot express, of several values or of installed objects
 */}}
 {{- define "elasticjob.checks" -}}
 {{- $fullname := include "elasticjob.fullname" . }}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) }}
-{{- fail (printf "fullnameOverride must be given: the release's name gives the prefix %s, and names of Services must be DNS labels that begin with a letter" $fullname) }}
+{{- /* Newer API servers accept names that begin with a digit: an installed release keeps its names. */}}
+{{- $label := regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" $fullname }}
+{{- $service := include "elasticjob.operator.name" . }}
+{{- if not (and $label (or (regexMatch "^[a-z]" $fullname) (lookup "v1" "Service" .Release.Namespace $service))) }}
+{{- fail (printf "fullnameOverride must be another prefix than %s: names of Services must be DNS labels that begin with a letter" $fullname) }}
 {{- end }}
-{{- range $value, $labels := dict "commonLabels" .Values.commonLabels "operator.podLabels" .Values.operator.podLabels "etcd.podLabels" .Values.etcd.podLabels }}
-{{- range $label := list "name" "instance" "component" }}
-{{- if hasKey ($labels | default dict) (printf "app.kubernetes.io/%s" $label) }}
-{{- fail (printf "%s must not have app.kubernetes.io/%s: the chart selects its pods by it" $value $label) }}
+{{- range $component, $labels := dict "" .Values.commonLabels "operator" .Values.operator.podLabels "etcd" .Values.etcd.podLabels }}
+{{- range $key, $own := include "elasticjob.selectorLabels" (list $ $component) | fromYaml }}
+{{- $given := get ($labels | default dict) $key }}
+{{- if and $given (ne $given $own) }}
+{{- fail (printf "%s must not set %s to %s: the chart sets it, and selects its pods by it" (empty $component | ternary "commonLabels" (printf "%s.podLabels" $component)) $key $given) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -56,24 +56,34 @@
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "elasticjob.name" $root | quote }}
 app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
-app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/component: {{ index . 1 | quote }}
 {{- end }}
 
 {{/* Labels of a pod, without a version: a new chart version alone must not restart etcd. */}}
 {{- define "elasticjob.podLabels" -}}
-{{ include "elasticjob.selectorLabels" . }}
-app.kubernetes.io/part-of: elasticjob
-{{- with (index . 0).Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $selected := include "elasticjob.selectorLabels" . | fromYaml }}
+{{- $part := dict "app.kubernetes.io/part-of" "elasticjob" }}
+{{- include "elasticjob.merged" (list $part (index . 0).Values.commonLabels $selected) }}
 {{- end }}
 
 {{- define "elasticjob.labels" -}}
-{{- $root := index . 0 -}}
-{{ include "elasticjob.podLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- $root := index . 0 }}
+{{- $chart := dict
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" $root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") }}
+{{- include "elasticjob.merged" (list (include "elasticjob.podLabels" . | fromYaml) $chart) }}
+{{- end }}
+
+{{/* Labels of several maps, each key once: the last value counts. */}}
+{{- define "elasticjob.merged" -}}
+{{- $merged := dict }}
+{{- range . }}
+{{- range $key, $value := . }}
+{{- $_ := set $merged $key $value }}
+{{- end }}
+{{- end }}
+{{- toYaml $merged }}
 {{- end }}
 
 {{/* Reference of an image: (list $ $image); its tag defaults to the chart's appVersion. */}}

@@ -85,6 +85,10 @@ class _Reader:
         self._words = ["--container", job.trainer().name, "--timestamps"]
         self._last: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._last_reads: set[str] = set()
+        """Pods whose log is read, or was, since the end of the job: no later read has more."""
+        self._errors: dict[str, CommandError] = {}
+        """Error of the last read, by pod."""
         self._followed: dict[str, subprocess.Popen[str]] = {}
         self._lines: queue.SimpleQueue[Line | str] = queue.SimpleQueue()
         self.rounds = _rounds(job)
@@ -95,7 +99,7 @@ class _Reader:
         The log of an evicted pod is gone, and a lost machine does not answer: the others are read
         all the same. Raises `CommandError` at the end for those that could not be read.
         """
-        parts, errors = [], dict[str, CommandError]()
+        parts, errors = [], self._errors
         for pod in self._begun():
             try:
                 parts.append(self._so_far(pod))
@@ -115,6 +119,7 @@ class _Reader:
                 while time.monotonic() < due:
                     yield iter(self._collected())
             yield iter(self._collected())
+            _check(errors)
         finally:
             for process in self._followed.values():
                 process.terminate()
@@ -143,13 +148,15 @@ class _Reader:
         except CommandError:  # deleted, or the cluster is out of reach
             return not self._followed
         self.rounds = _rounds(self._job)
+        finished = self._job.status.phase in FINISHED
         for pod in begun:
-            self._follow(pod)
-        return not self._followed and self._job.status.phase in FINISHED
+            if pod not in self._followed and pod not in self._ended | self._last_reads:
+                self._follow(pod)
+                if finished:
+                    self._last_reads.add(pod)
+        return not self._followed and finished
 
     def _follow(self, pod: str) -> None:
-        if pod in self._followed or pod in self._ended:
-            return
         since = self._last.get(pod, "")
         words = [*self._words, "--follow"]
         words += [f"--since-time={since[:19]}Z"] if since else []
@@ -182,6 +189,10 @@ class _Reader:
                 if isinstance(item, Line):
                     self._last[item.pod] = item.time
                     found.append(item)
-                elif self._followed.pop(item).wait() == 0:
+                elif code := self._followed.pop(item).wait():
+                    error = CommandError(f"`kubectl logs` has ended with exit code {code}")
+                    self._errors.setdefault(item, error)
+                else:
                     self._ended.add(item)
+                    self._errors.pop(item, None)
         return sorted(found, key=lambda line: line.time)

@@ -99,8 +99,8 @@ def _ports() -> int | Unread:
 
     try:
         return len(free_ports(PORTS))
-    except OSError as error:
-        return Unread(f"{PORTS} ports cannot be bound on 127.0.0.1: {error.strerror}")
+    except CommandError as error:
+        return Unread(str(error))
 
 
 def _free(path: Path) -> int | Unread:

@@ -28,6 +28,7 @@ from elasticjob_rendezvous.etcd.reachability import UNIX
 from elasticjob_rendezvous.protocol.text import printable
 
 NAME = "etcd"
+LOOPBACK = "127.0.0.1"
 MAX_STARTS = 10
 """Maximum number of starts within RESTART_WINDOW_SECONDS."""
 READY_SECONDS = 20.0
@@ -279,11 +280,18 @@ def _has_option(program: Path, option: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
+    """Return this number of unused ports. Raises `CommandError`."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for held in sockets:
-            held.bind(("127.0.0.1", 0))
+            held.bind((LOOPBACK, 0))
         return [held.getsockname()[1] for held in sockets]
+    except OSError as error:
+        ports = "a port" if count == 1 else f"{count} ports"
+        problem = f"{ports} cannot be bound on {LOOPBACK}: {error.strerror}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            problem += f"; add the address with `ip address add {LOOPBACK}/8 dev lo`"
+        raise CommandError(problem) from error
     finally:
         for held in sockets:
             held.close()

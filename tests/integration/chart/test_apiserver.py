@@ -185,6 +185,23 @@ def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubecon
     install(kubeconfig, {"etcd": {"members": 1}}, verb="upgrade")
 
 
+def test_prefix_with_a_digit_stays_where_the_server_accepted_it(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    values = {"fullnameOverride": "1st"}
+    with pytest.raises(HelmRefused, match="another prefix than 1st"):
+        install(kubeconfig, values, TAKE)
+    services = f"/api/v1/namespaces/{NAMESPACE}/services"
+    service = {"metadata": {"name": "1st-operator"}, "spec": {"ports": [{"port": 8080}]}}
+    server.request("POST", services, service)
+    try:
+        install(kubeconfig, values, TAKE)
+        install(kubeconfig, values, verb="upgrade")
+        assert "1st-etcd" in names(server, services)
+    finally:
+        helm("uninstall", RELEASE, "--namespace", NAMESPACE, kubeconfig=kubeconfig)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -243,7 +243,18 @@ NUMBERED_ETCD: Json = {
 }
 
 
-@pytest.mark.parametrize("values", [NUMBERS, {**NUMBERS, **NUMBERED_ETCD}], ids=["own", "external"])
+NAMED_NULL: Json = {
+    "fullnameOverride": "null",
+    "nameOverride": "123",
+    "metrics": {"prometheusRule": {"enabled": True}},
+}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [NUMBERS, {**NUMBERS, **NUMBERED_ETCD}, NAMED_NULL],
+    ids=["own", "external", "null"],
+)
 def test_names_that_look_like_other_types_stay_strings(values: Json) -> None:
     """A namespace or class may be named 123, on or null, which YAML reads as other types."""
     rendered = Rendered(
@@ -265,6 +276,7 @@ def test_names_that_look_like_other_types_stay_strings(values: Json) -> None:
 _NAMES = {
     *("name", "namespace", "priorityClassName", "storageClassName", "secretName"),
     *("serviceAccountName", "kubernetes.io/metadata.name", "app.kubernetes.io/instance"),
+    "app.kubernetes.io/name",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.helm_chart import CHART, HelmRefused, Json, template
+from tests.integration.helm_chart import CHART, RELEASE, HelmRefused, Json, render, template
 
 VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -105,7 +105,7 @@ def merged(*layers: Json) -> Json:
         ("commonLabels", {"a": "b c"}, "/commonLabels/a", "pattern"),
         ("commonLabels", {"a b": "c"}, "/commonLabels", "'a b' not allowed"),
         ("fullnameOverride", "a.b", "/fullnameOverride", "pattern"),
-        ("nameOverride", "1a", "/nameOverride", "pattern"),
+        ("nameOverride", "a_", "/nameOverride", "pattern"),
         ("allowedEndpoints", ["http://etcd:65536"], "/allowedEndpoints/0", "pattern"),
         ("externalEtcd.endpoints", ["https://[::1]:0"], "/externalEtcd/endpoints/0", "pattern"),
     ],
@@ -137,7 +137,7 @@ def test_invalid_value_is_refused_with_its_path(
         *(
             (
                 nested(path, {f"app.kubernetes.io/{label}": "x"}),
-                f"{path} must not have app.kubernetes.io/{label}",
+                f"{path} must not set app.kubernetes.io/{label} to x: the chart sets it",
             )
             for path in ("commonLabels", "operator.podLabels", "etcd.podLabels")
             for label in ("name", "instance", "component")
@@ -186,9 +186,67 @@ def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
 
 @pytest.mark.parametrize("name", ["my.release", "1st"])
 def test_release_name_that_no_service_may_have_needs_another_prefix(name: str) -> None:
-    with pytest.raises(HelmRefused, match="fullnameOverride must be given"):
+    with pytest.raises(HelmRefused, match="fullnameOverride must be another prefix"):
         template(name=name)
     assert template({"fullnameOverride": "ej"}, name=name)
+
+
+@pytest.mark.parametrize("prefix", ["1st", "1"])
+def test_prefix_of_a_new_release_begins_with_a_letter(prefix: str) -> None:
+    with pytest.raises(HelmRefused, match=f"another prefix than {prefix}: names of Services"):
+        template({"fullnameOverride": prefix})
+
+
+@pytest.mark.parametrize("name", ["3d", "123", "null", "1e3"])
+def test_name_override_begins_with_a_digit_after_the_release_name(name: str) -> None:
+    rendered = render({"nameOverride": name}, name="ml")
+    assert rendered.has("Service", f"ml-{name}-operator")
+    for found in rendered.objects:
+        assert found["metadata"]["labels"]["app.kubernetes.io/name"] == name
+
+
+@pytest.mark.parametrize("name", ["my.app", "My_app"])
+def test_name_override_beside_a_full_name_is_any_label_value(name: str) -> None:
+    service = render({"nameOverride": name, "fullnameOverride": "ej"}).find(
+        "Service", "ej-operator"
+    )
+    assert service["spec"]["selector"]["app.kubernetes.io/name"] == name
+    with pytest.raises(HelmRefused, match=f"another prefix than elasticjob-{name}"):
+        template({"nameOverride": name})
+
+
+OWN = {"app.kubernetes.io/name": "elasticjob", "app.kubernetes.io/instance": RELEASE}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"commonLabels": OWN},
+        {"commonLabels": {"app.kubernetes.io/part-of": "elasticjob"}},
+        {"operator": {"podLabels": {**OWN, "app.kubernetes.io/component": "operator"}}},
+        {"etcd": {"podLabels": {**OWN, "app.kubernetes.io/component": "etcd"}}},
+    ],
+)
+def test_labels_that_the_chart_has_itself_change_nothing(values: Json) -> None:
+    assert template(values) == template()
+
+
+def test_each_label_is_rendered_once() -> None:
+    labels = {"team": "a", "app.kubernetes.io/part-of": "platform"}
+    kinds = ("serviceMonitor", "prometheusRule", "dashboard")
+    text = template(
+        {
+            "commonLabels": {"team": "", "app.kubernetes.io/part-of": "other"},
+            "operator": {"podLabels": labels},
+            "etcd": {"podLabels": labels},
+            "metrics": {kind: {"enabled": True, "labels": labels} for kind in kinds},
+        }
+    )
+    for document in text.split("\n---\n"):
+        for block in re.findall(r"^( *)labels:\n((?:\1  .*\n)+)", document, re.M):
+            keys = [line.partition(": ")[0] for line in block[1].splitlines()]
+            assert sorted(keys) == sorted(set(keys)), document
+    assert text.count("team: a\n") == 6
 
 
 @pytest.mark.parametrize("tag", ["v3.6.14", "3.7.1", "v3.10.0", "4.0.0", "mirrored", "2026.01.3"])

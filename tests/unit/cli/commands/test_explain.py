@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from elasticjob_cli.commands import cluster_logs
 from elasticjob_cli.commands.cluster_reader import ClusterReader, event_line
 from elasticjob_cli.commands.explain import INTERRUPTED, JUST_BEGUN
 from elasticjob_cli.errors import CommandError
@@ -389,3 +392,35 @@ def test_followed_logs_name_pods_that_cannot_be_read(kubectl: Path) -> None:
     assert result.exit_code == 0, result.output
     assert sorted(result.stdout.splitlines()) == ["job-0 [1] two", "job-1 [1] two"]
     assert "elasticjob: job-0: the cluster's answer: job-0 not found" in result.stderr
+
+
+@pytest.mark.parametrize("had_log", [False, True])
+def test_followed_logs_end_after_the_job_with_a_pod_that_cannot_be_read(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch, had_log: bool
+) -> None:
+    a_job = json.loads(json.dumps(stored()[0].manifest()))
+    a_job["status"] |= {"phase": "Succeeded"}
+    whole(kubectl)
+    served(kubectl, elasticjobs=a_job)
+    for name in ("job-0", "job-1", "job-1+follow")[not had_log :]:
+        (kubectl / name).write_text("2026-01-31T12:00:02Z [1] two")
+    followed: list[str] = []
+
+    def started(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        followed.append(command[2])
+        assert followed.count("job-0") < 3, "followed again and again"
+        return subprocess.Popen(command, **options)
+
+    counted = SimpleNamespace(Popen=started, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(cluster_logs, "subprocess", counted)
+    monkeypatch.setattr(cluster_logs, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_logs, "BATCH_SECONDS", 0.01)
+    result = CliRunner().invoke(plugin("logs"), ["logs", "job", "-f"])
+    assert sorted(followed) == ["job-0", "job-1"]
+    assert isinstance(result.exception, CommandError), result.exception
+    assert str(result.exception).splitlines() == [
+        "the logs of some pods cannot be read:",
+        "job-0: `kubectl logs` has ended with exit code 1"
+        if had_log
+        else "job-0: the cluster's answer: job-0 not found",
+    ]
