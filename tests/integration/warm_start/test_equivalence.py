@@ -151,8 +151,6 @@ FAILURES = {
     "own hook that fails": "import sys\ndef hook(k, v, t):\n    {}['key']\n"
     "sys.excepthook = hook\n1 / 0\n",
     "own hook that cannot be called": "import sys\nsys.excepthook = None\n1 / 0\n",
-    "own hook that fails without a stream": "import sys\n"
-    "sys.excepthook = sys.stderr = None\n1 / 0\n",
     "removed hook": "import sys\ndel sys.excepthook\n1 / 0\n",
     "own hook that ends the program": "import sys\n"
     "sys.excepthook = lambda *a: sys.exit(5)\n1 / 0\n",
