@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticjob_launcher.zygote.fork_safety import bad_fork, memory_maps
+from elasticjob_launcher.zygote.watched_functions import names_of
 from elasticjob_launcher.zygote.worker_environment import set_variables, with_changes
 
 # Set for the zygote while it preloads. numexpr also starts its threads when it is imported.
@@ -190,10 +191,7 @@ def finish_program() -> None:
 
 def _reports_leaks(module: Any) -> bool:
     """Return True for an extension module that nanobind made, such as duckdb's."""
-    try:
-        names = object.__getattribute__(module, "__dict__")  # a lazy module is not loaded by this
-    except AttributeError:
-        return False
+    names = names_of(module)
     if type(names.get("__loader__")).__name__ != "ExtensionFileLoader":
         return False
     return any(type(value).__module__ == "nanobind" for value in list(names.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
@@ -19,6 +19,9 @@ _DEEPEST = 5
 _FROM_FILES = frozenset({"load_dotenv"})
 _CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 _DIRECT = frozenset({"putenv", "unsetenv"})
+_NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
+_ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
+"""Names in conditions that no other statement rebinds unseen."""
 _RUNNERS = {
     "runpy.run_path": False,
     "runpy.run_module": True,
@@ -60,6 +63,8 @@ class ChangeAnalyser:
         self.on_change: Callable[[EnvironmentChange], object] = lambda change: None
         self.on_run: Callable[[ProgramRun], object] = lambda run: None
         self.functions: dict[str, list[tuple[_File, Any]]] = {}
+        self.without_effect: set[ast.AST] = set()
+        """Statements and calls that were evaluated as changing no variable."""
 
     def file(
         self,
@@ -139,6 +144,7 @@ class _File(Values):
                 self.name(node.target.id, item)
                 self.run(node.body, certain)
             if items is not None:
+                self.run(node.orelse, False)
                 return
         caught = _continues_after_error(node)
         failed = False
@@ -155,6 +161,8 @@ class _File(Values):
     def _import(self, node: Any, certain: bool) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
+            if name == "*":
+                self._forget_all()
             self.names.pop(name, None)
             if isinstance(node, ast.ImportFrom) and (node.module, alias.name) == ("os", "environ"):
                 self.names[name] = self.environ
@@ -172,7 +180,11 @@ class _File(Values):
             self.run(node.body, False)
             self.run(node.orelse, False)
         else:
-            self._passed_over(node.orelse if holds else node.body)
+            over = node.orelse if holds else node.body
+            names = {each.id for each in nodes(node.test) if isinstance(each, ast.Name)}
+            if names <= _ENVIRONMENT_NAMES:
+                self._changes.without_effect.update(inner for each in over for inner in nodes(each))
+            self._passed_over(over)
             self.run(node.body if holds else node.orelse, certain)
 
     def _passed_over(self, body: Iterable[ast.stmt]) -> None:
@@ -196,6 +208,11 @@ class _File(Values):
                 for inner in nodes(each):
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                         self.names.pop(inner.id, None)
+
+    def _forget_all(self) -> None:
+        """Remove the values of names that other code may set, as an import of `*` does."""
+        kept = ("__name__", "__file__")
+        self.names = {name: self.names[name] for name in kept if name in self.names}
 
     def _assign(self, node: Any, certain: bool) -> None:
         value = getattr(node, "value", None)
@@ -221,6 +238,8 @@ class _File(Values):
                 self._forget_names(target)
                 if isinstance(target, ast.Name):
                     self.names.pop(target.id, None)
+                elif any(map(_opens_namespace, nodes(target))):
+                    self._forget_all()
 
     def _is_environ(self, node: Any) -> bool:
         known = isinstance(node, ast.Name) and isinstance(self.names.get(node.id), Environ)
@@ -282,7 +301,9 @@ class _File(Values):
     def _call(self, call: ast.Call, certain: bool) -> None:
         function: Any = call.func
         name = getattr(function, "attr", getattr(function, "id", ""))
-        if name in _FROM_FILES:
+        if _opens_namespace(call):
+            self._forget_all()
+        elif name in _FROM_FILES:
             self._put(call, None, None, False)
         elif name in _DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
@@ -310,6 +331,7 @@ class _File(Values):
             if name == "setdefault":
                 try:
                     if self.value(call.args[0]) in self.environ:
+                        self._changes.without_effect.add(call)
                         return
                 except Unknown:
                     certain = False
@@ -342,6 +364,12 @@ class _File(Values):
         self.run(function.body, certain)
         self._deep, self._ended = self._deep - 1, ended
         self.names = before
+
+
+def _opens_namespace(node: Any) -> bool:
+    """Return True for a call through which a program may rebind any name."""
+    name = getattr(getattr(node, "func", None), "id", "")
+    return name in _NAMESPACES and (name == "exec" or not node.args)
 
 
 def _continues_after_error(node: ast.AST) -> bool:
@@ -388,9 +416,14 @@ def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> 
     return False
 
 
-def variables_set(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of variables changed anywhere in a file; imported modules may read them."""
+def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[str]:
+    """Yield the names of variables changed anywhere in a file; imported modules may read them.
+
+    Changes by the nodes `without` do not count.
+    """
     for node in nodes(tree):
+        if node in without:
+            continue
         if isinstance(node, (ast.Assign, ast.Delete, ast.AugAssign)):
             for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
                 if isinstance(target, ast.Subscript) and is_environ(target.value):

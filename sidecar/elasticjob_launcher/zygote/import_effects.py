@@ -113,9 +113,12 @@ class Effects:
 
     def module_loaded(self, name: str) -> None:
         """Attribute new threads and changes to this module; modules below it came first."""
+        if getpid() != self._pid:
+            return  # a worker loads what the standby has looked for
         self.settings.module_loaded(name)
         self.replacements.loaded(name)
-        self.thread_counts.loaded(name)
+        if self._active:
+            self.thread_counts.loaded(name)
         now, before = _process_status(), self._status
         self._status = now
         if now == before:
@@ -274,7 +277,8 @@ class Effects:
 
     def _reaps(self, result: Any) -> None:
         """Look for a process's files once it has ended: others make files of their own later."""
-        if self._active and self._spawned and result != (0, 0) and getpid() == self._pid:
+        ended = not isinstance(result, tuple) or result[0] != 0
+        if ended and self._active and self._spawned and getpid() == self._pid:
             self._child_files.ended({*self._made, *self._noted}, not _has_children())
 
     def _make(self, name: str, kind: str, drawn: bool = False) -> None:

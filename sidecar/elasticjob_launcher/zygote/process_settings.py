@@ -207,16 +207,17 @@ PATCHED = frozenset(
 """Modules of Python whose functions and methods packages replace; for the hooks of `sys` and
 `warnings` there are settings."""
 _THREAD_SETTERS = {
-    "torch": ("set_num_threads", "set_num_interop_threads"),
     "cv2": ("setNumThreads",),
     "numexpr": ("set_num_threads",),
     "numexpr.utils": ("set_num_threads",),
-    "numba": ("set_num_threads",),
     "mkl": ("set_num_threads", "set_num_threads_local", "domain_set_num_threads"),
     "faiss": ("omp_set_num_threads",),
     "pyarrow": ("set_cpu_count", "set_io_thread_count"),
 }
-"""Functions, by module, that set the number of threads of its library in C."""
+"""Functions, by module, that set the number of threads of its library in C.
+
+Those of torch and numba are not observed: their compilers keep tables of functions by identity.
+"""
 _HEAP_TYPE = 1 << 9
 """Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1

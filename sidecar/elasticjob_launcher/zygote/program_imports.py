@@ -45,6 +45,7 @@ class ImportAnalysis(NamedTuple):
     without imports that may not run if a change follows; `possible` are those of them that may not
     run either. `later` are variables that functions set at an unknown time. `imported` are the
     modules that the program's own imports name. `lines` are the lines of the imports of `__main__`.
+    `unchanged` are variables of `sets` of which each change was evaluated as without effect.
     """
 
     wanted: tuple[WantedImport, ...]
@@ -58,6 +59,7 @@ class ImportAnalysis(NamedTuple):
     possible: frozenset[WantedImport] = frozenset()
     imported: frozenset[str] = frozenset()
     lines: Mapping[WantedImport, int] = MappingProxyType({})
+    unchanged: frozenset[str] = frozenset()
 
     @property
     def known(self) -> frozenset[str]:
@@ -67,8 +69,9 @@ class ImportAnalysis(NamedTuple):
         """
         changes = [step for step in self.steps if isinstance(step, EnvironmentChange)]
         unknown = {change.name for change in changes if not change.known}
-        changed = self.sets | {change.name for change in changes}
-        return changed - unknown - self.later
+        changed = {change.name for change in changes}
+        unchanged = frozenset() if "" in unknown else self.unchanged
+        return (unchanged | changed) - unknown - self.later
 
     @property
     def import_context(self) -> tuple[object, ...]:
@@ -120,6 +123,7 @@ class _Program:
         self._possible: list[int] = []
         self._sets: set[str] = set()
         self._later: set[str] = set()
+        self._trees: list[ast.Module] = []
         self._seen: set[str] = set()
         self._files: list[str] = []
         self._imported: set[str] = set()
@@ -132,6 +136,8 @@ class _Program:
 
     def analysis(self) -> ImportAnalysis:
         wanted = [step for step in self._steps if isinstance(step, WantedImport)]
+        over = self._changes.without_effect
+        changed = {name for tree in self._trees for name in variables_set(tree, over)}
         return ImportAnalysis(
             tuple(dict.fromkeys(wanted)),
             frozenset(self._sets),
@@ -144,6 +150,7 @@ class _Program:
             self._only_possible(),
             frozenset(self._imported),
             self._lines,
+            frozenset(self._sets - changed),
         )
 
     def _only_possible(self) -> frozenset[WantedImport]:
@@ -170,6 +177,7 @@ class _Program:
         if tree is None:
             return
         self._files.append(source.path)
+        self._trees.append(tree)
         self._sets.update(variables_set(tree))
         for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):

@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
     """
     # Bytecode in a zip file has the path that it was built with.
     here = os.path.dirname(end_with_error.__code__.co_filename)  # noqa: PTH120
-    hook = sys.excepthook
+    hook = getattr(sys, "excepthook", _show_without_hook)
 
     def shown(kind: Any, value: Any, traceback: Any) -> None:
         while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename, here):
@@ -146,8 +147,23 @@ def _show_failed_hook(failure: BaseException, value: BaseException) -> None:
     ):
         traceback = error.__traceback__
         error.__traceback__ = traceback.tb_next if traceback and skipped else traceback
-        sys.stderr.write(f"{title}\n")
+        _write_error(f"{title}\n")
         sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _show_without_hook(*error: Any) -> None:
+    """Show an error as Python does if the program has removed `sys.excepthook`."""
+    _write_error("sys.excepthook is missing\n")
+    sys.__excepthook__(*error)
+
+
+def _write_error(text: str) -> None:
+    """Write as Python itself does, also if the program has closed or removed `sys.stderr`."""
+    try:
+        sys.stderr.write(text)
+    except Exception:
+        with suppress(OSError):
+            os.write(2, text.encode())
 
 
 def _is_ours(filename: str, here: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 
@@ -11,7 +13,8 @@ class ReportingFunction:
     """Wrapper around a function that reports each call and passes its result on.
 
     `report` is called with the arguments, `keep` with the result. Packages may keep the wrapper, as
-    in a default argument: `end` ends its reports.
+    in a default argument: `end` ends its reports, and `begin` begins them again. A copy of it is
+    the function.
     """
 
     def __init__(
@@ -21,23 +24,43 @@ class ReportingFunction:
         keep: Callable[[Any], object] = lambda result: None,
     ) -> None:
         self.function = function
-        self._report = report
-        self._keep = keep
-        self._ended = False
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__module__ = getattr(function, "__module__", None)  # type: ignore[assignment]
+        self.begin(report, keep)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if self._ended:
+        if self.ended:
             return self.function(*args, **options)
-        self._report(*args, **options)
+        with suppress(Exception):  # as for wrong arguments: the function itself raises the error
+            self._report(*args, **options)
         result = self.function(*args, **options)
-        self._keep(result)
+        with suppress(Exception):
+            self._keep(result)
         return result
 
+    def begin(self, report: Callable[..., object], keep: Callable[[Any], object]) -> None:
+        self._report, self._keep = report, keep
+        self.ended = False
+
     def end(self) -> None:
-        self._ended = True
+        self.ended = True
 
     def __getattr__(self, name: str) -> Any:
+        if name == "function":  # of an object that is being made
+            raise AttributeError(name)
         return getattr(self.function, name)
+
+    def __copy__(self) -> Any:
+        return self.function
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.function
+
+    def __reduce__(self) -> Any:
+        name = getattr(self.function, "__name__", "")
+        if names_of(sys.modules.get(self.__module__)).get(name) is self:
+            return name
+        return copy.copy, (self.function,)
 
 
 class WatchedFunctions:
@@ -45,6 +68,7 @@ class WatchedFunctions:
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._wrappers: dict[tuple[int, str], tuple[Any, ReportingFunction]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._replaced)
@@ -61,21 +85,48 @@ class WatchedFunctions:
         report: Callable[..., object] = lambda *args, **options: None,
         keep: Callable[[Any], object] = lambda result: None,
     ) -> None:
-        """Report the calls of a function, if the holder has it and no call of it is reported."""
-        function = getattr(holder, name, None)
-        if function is not None and not isinstance(function, ReportingFunction):
-            self.put(holder, name, ReportingFunction(function, report, keep))
+        """Report the calls of a function, if the holder has it and no call of it is reported.
+
+        Calls of an earlier wrapper that a package has kept are reported as well.
+        """
+        function = names_of(holder).get(name)
+        if isinstance(function, ReportingFunction):
+            if not function.ended:
+                return
+            function = function.function  # put back by a package
+        if function is None:
+            return
+        _, wrapper = self._wrappers.get((id(holder), name), (None, None))
+        if wrapper is None or wrapper.function is not function:
+            wrapper = ReportingFunction(function, report, keep)
+            self._wrappers[id(holder), name] = (holder, wrapper)
+        wrapper.begin(report, keep)
+        self._replaced.append((holder, name, function, wrapper))
+        setattr(holder, name, wrapper)
 
     def restore(self) -> None:
-        """Put the functions back, also where modules have imported the new ones."""
+        """Put the functions back, also where modules have imported the new ones.
+
+        A function by which a package has replaced the new one remains.
+        """
         for holder, name, before, put in reversed(self._replaced):
-            setattr(holder, name, before)
+            if names_of(holder).get(name) is put:
+                setattr(holder, name, before)
             if isinstance(put, ReportingFunction):
                 put.end()
         functions = {id(put): before for _, _, before, put in self._replaced}
         for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
+            names = names_of(module)
             if isinstance(names, dict):
                 for name in [n for n, value in list(names.items()) if id(value) in functions]:
                     names[name] = functions[id(names[name])]
         self._replaced = []
+
+
+def names_of(holder: Any) -> Mapping[str, Any]:
+    """Return the attributes of a module or class itself; a lazy module is not loaded by this."""
+    try:
+        names = object.__getattribute__(holder, "__dict__")
+    except Exception:  # no such attribute, or one that is calculated
+        return {}
+    return names if isinstance(names, Mapping) else {}

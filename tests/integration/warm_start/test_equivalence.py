@@ -151,6 +151,7 @@ FAILURES = {
     "own hook that fails": "import sys\ndef hook(k, v, t):\n    {}['key']\n"
     "sys.excepthook = hook\n1 / 0\n",
     "own hook that cannot be called": "import sys\nsys.excepthook = None\n1 / 0\n",
+    "removed hook": "import sys\ndel sys.excepthook\n1 / 0\n",
     "own hook that ends the program": "import sys\n"
     "sys.excepthook = lambda *a: sys.exit(5)\n1 / 0\n",
     "a message of a signal handler": "import os, signal, sys, time\n"

@@ -73,8 +73,7 @@ EFFECTS = {
         "starts a process that makes, changes or removes ",
     ),
     "file in the working directory of an ended process": (
-        "import os, subprocess, sys\np = subprocess.Popen([sys.executable, '-c', "
-        "'open(chr(120), chr(119))'], cwd=os.environ['PLACE'])\n"
+        "import os, subprocess\np = subprocess.Popen(['touch', 'new'], cwd=os.environ['PLACE'])\n"
         "while p.poll() is None: pass",
         "starts a process that makes, changes or removes ",
     ),
@@ -91,11 +90,6 @@ EFFECTS = {
     ),
     "file removed by an ended process": (
         "import os, subprocess; subprocess.check_output(['rm', os.environ['PLACE'] + '/old'])",
-        "starts a process that makes, changes or removes ",
-    ),
-    "file of a forked process": (
-        "import os\nos.environ['HOME'] = os.environ['PLACE']\npid = os.fork()\nif not pid:\n"
-        "    open(os.path.expanduser('~/new'), 'w').close()\n    os._exit(0)\nos.waitpid(pid, 0)",
         "starts a process that makes, changes or removes ",
     ),
     "open file": ("f = open('/etc/passwd')", "keeps /etc/passwd open"),
@@ -169,13 +163,6 @@ EFFECTS = {
     "arguments": ("import sys; sys.argv = sys.argv[:]; sys.argv.append('x')", "sys.argv"),
     "recursion limit": ("import sys; sys.setrecursionlimit(5000)", "the recursion limit"),
     "collection off": ("import gc; gc.disable()", "garbage collection"),
-    "threads of torch": (
-        "import torch; torch.set_num_threads(1)", "sets a number of threads (torch.set_num_threads)"
-    ),
-    "threads of a library imported by name": (
-        "from torch import set_num_threads\ndef f(n): set_num_threads(n)\nf(1)",
-        "sets a number of threads (torch.set_num_threads)",
-    ),
     "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),

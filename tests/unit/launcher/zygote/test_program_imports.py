@@ -250,6 +250,29 @@ def test_variable_that_the_program_leaves_unchanged_is_known(tmp_path: Path, nam
     assert found.sets == found.known == {"A"}
 
 
+UNFOLLOWED = {
+    "a condition on a name of another module": "D = 0\nfrom cfg import *\nif D:\n    {sets}",
+    "a condition on a global name": "D = 0\nglobals()['D'] = 1\nif D:\n    {sets}",
+    "a condition on a name of executed code": "D = 0\nexec('D = 1')\nif D:\n    {sets}",
+    "a condition on a constant": "D = 0\nsetattr(sys.modules[__name__], 'D', 1)\nif D:\n    {sets}",
+    "the end of a loop": "for n in ('B', 'C'):\n    pass\nelse:\n    {sets}",
+    "an assertion": "assert len(sys.argv), os.environ.pop('A')",
+    "a default and an assertion": "os.environ.setdefault('A', '1')\n"
+    "assert sys, os.environ.pop('A')",
+    "a default and unknown changes": "os.environ.setdefault('A', '1')\nos.environ.update(found())",
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_variable_whose_change_is_not_followed_is_unknown(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    text = UNFOLLOWED[name].format(sets="os.environ['A'] = input()")
+    entry = project.write("train.py", f"import os, sys\n{text}\nimport torch\n")
+    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    assert found.sets == {"A"}
+    assert not found.known
+
+
 LATER = {
     "a function": "def f():\n    os.environ.setdefault('A', '1')",
     "an unknown value": "os.environ['A'] = input()",
