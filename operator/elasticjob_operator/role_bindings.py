@@ -24,6 +24,8 @@ from elasticjob_operator import logs
 from elasticjob_operator.kubernetes.client import (
     NAMESPACES,
     AlreadyExists,
+    Forbidden,
+    Invalid,
     Json,
     Kind,
     Kube,
@@ -170,6 +172,13 @@ def _collected(refused: dict[str, KubeError], namespace: str) -> Iterator[None]:
         refused[namespace] = error
 
 
+def _pause_seconds(refused: Iterable[KubeError]) -> float:
+    """Return the time to the next comparison. A quota, a policy or a validation refuses again; a
+    conflict, or a server without capacity or with a failed webhook, may not."""
+    lasting = all(isinstance(error, Forbidden | Invalid) for error in refused)
+    return RESYNC_SECONDS if lasting else RETRY_SECONDS
+
+
 class Binder:
     """Keeper of the bindings: watches namespaces, and compares all of them every minute."""
 
@@ -197,11 +206,11 @@ class Binder:
     async def _keep(self) -> None:
         while True:
             self._changed.clear()
-            seconds = RESYNC_SECONDS
             try:
                 changes, refused = await reconcile(self._kube, self._request)
                 self._note_foreign(changes.foreign)
                 self._note_refused(refused)
+                seconds = _pause_seconds(refused.values())
                 self._health.ready = True
             except KubeError as error:
                 log.warning("cannot update the operator's access to namespaces: %s", error)

@@ -15,7 +15,7 @@ import base64
 import logging
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
 from elasticjob_operator.domain.manifests.owned_objects import (
@@ -315,7 +315,14 @@ class EtcdRegistry:
 
         Raises `EtcdRefused` if they do not fit each other or the endpoints.
         """
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            etcd = self._with_files(endpoints, held, folder)
+            self._stack.enter_context(stack.pop_all())
+        return etcd
+
+    def _with_files(self, endpoints: list[str], held: dict[str, bytes], folder: Path) -> Etcd:
+        """Write the certificates to this folder; return the etcd. Raises `EtcdRefused`."""
         files: dict[str, Path | None] = {CA: None, CERT: None, KEY: None}
         for name in files:
             if held.get(name):

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import pytest
 
-from elasticjob_operator.kubernetes.client import Kind, KubeError, QuotaExceeded, Unreachable
+from elasticjob_operator.kubernetes.client import (
+    Conflict,
+    Invalid,
+    Kind,
+    KubeError,
+    QuotaExceeded,
+    TooManyRequests,
+    Unreachable,
+)
+from elasticjob_operator.replica.health import Health
 from elasticjob_operator.role_bindings import (
     MANAGED_BY,
+    RESYNC_SECONDS,
+    RETRY_SECONDS,
+    Binder,
     Changes,
     Request,
     _parsed,
@@ -138,6 +150,34 @@ def test_server_without_an_answer_ends_the_pass() -> None:
     with pytest.raises(Unreachable):
         run(server)
     assert server.written == [("create", "a")]
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (QuotaExceeded("create", "exceeded quota: count", 403), RESYNC_SECONDS),
+        (Invalid("create", "denied by a policy", 422), RESYNC_SECONDS),
+        (TooManyRequests("create", "too many requests", 429), RETRY_SECONDS),
+        (Conflict("delete", "another uid", 409), RETRY_SECONDS),
+        (Unreachable("create", "webhook failed", 500), RETRY_SECONDS),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, KubeError) else "",
+)
+def test_refusal_that_may_pass_is_tried_again_soon(
+    error: KubeError, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def first_pause(waits: Coroutine[Any, Any, bool], pause: float) -> None:
+        waits.close()
+        pauses.append(pause)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "wait_for", first_pause)
+    binder = Binder(Server(("a", "full"), (), error), REQUEST, Health())  # type: ignore[arg-type]
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(binder._keep())
+    assert pauses == [seconds]
 
 
 def test_arguments_become_a_request() -> None:

@@ -66,6 +66,12 @@ def running(status: Raw | None) -> Raw | None:
     return found
 
 
+def has_run(status: Raw) -> bool:
+    """Return True if the container runs, or has ended at least once."""
+    states = (status.get("state") or {}, status.get("lastState") or {})
+    return any(state.get("running") or state.get("terminated") for state in states)
+
+
 def message_of(state: Raw) -> str:
     """Return the message of the container or its runtime; the end of it if it is long."""
     message = (state.get("message") or "").strip()

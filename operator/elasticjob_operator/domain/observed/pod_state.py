@@ -35,6 +35,7 @@ from elasticjob_operator.domain.observed.container_state import (
     Raw,
     ended,
     ending,
+    has_run,
     init_trouble,
     is_preparing,
     message_of,
@@ -208,7 +209,11 @@ DISRUPTED = "DisruptionTarget"
 def pod_of(job: ElasticJob, raw: Json, nodes: Mapping[str, Node] | None) -> Pod | None:
     """Return the observed state of a pod of the job; see `observed_pod`."""
     found = observed_pod(raw, job.trainer().name, nodes)
-    return replace(found, lost_labels=lost_labels(job, raw)) if found else None
+    if found is None:
+        return None
+    # Another pod of a template with a nodeName is rejected, too.
+    rejected = found.rejected and not (job.spec.template.spec.model_extra or {}).get("nodeName")
+    return replace(found, lost_labels=lost_labels(job, raw), rejected=rejected)
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
@@ -255,7 +260,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and not terminating
         and not is_disrupted
         and _failed_at_launch(status, found),
-        rejected=phase is PodPhase.FAILED and _is_rejected(status, found),
+        rejected=phase is PodPhase.FAILED and _is_rejected(raw, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
         exit_code=(ended(found) or {}).get("exitCode"),
         end_message=(
@@ -376,11 +381,16 @@ _REJECTIONS = frozenset((*_ENDS, "NodeAffinity", "UnexpectedAdmissionError"))
 machine shuts down or is short of something, its labels have changed, or a device failed."""
 
 
-def _is_rejected(status: Raw, trainer: Raw | None) -> bool:
-    """Return True if the kubelet rejected the pod, or ended it before its trainer ran."""
-    reason = status.get("reason") or ""
-    never_started = ended(trainer) is None and running(trainer) is None
-    return never_started and (reason in _REJECTIONS or reason.startswith("OutOf"))
+def _is_rejected(raw: Raw, trainer: Raw | None) -> bool:
+    """Return True if the kubelet rejected the pod, or ended it before a container of it ran.
+
+    A pod whose init container ran may be evicted for its own use of storage.
+    """
+    reason = (raw.get("status") or {}).get("reason") or ""
+    if reason not in _REJECTIONS and not reason.startswith("OutOf"):
+        return False
+    containers = [trainer or {}, *statuses(raw, "initContainerStatuses").values()]
+    return not any(has_run(status) for status in containers)
 
 
 def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:

@@ -190,8 +190,8 @@ MAX_POD_ACTIONS = 512
 """Maximum number of pods that one plan creates and deletes, which bounds the cost of a plan for any
 size of a job."""
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
-"""Maximum number of failed pods kept for their logs; each holds an index. Older ones are
-deleted."""
+"""Maximum number of failed pods kept for their logs, and of pods rejected by their machines; each
+holds an index. Older ones are deleted."""
 
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
@@ -353,7 +353,14 @@ def _leftover_deletions(counted_pods: CountedPods, readable: bool) -> list[Delet
     chosen = [pod for pod in counted_pods.marked if not pod.terminating] if readable else []
     newest = sorted(counted_pods.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
     leaving = {pod.uid for pod in chosen}
-    old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod.uid not in leaving]
+    # The limit counts no rejected pods, but the back-off does: neither kind displaces the other.
+    rejected = [pod for pod in newest if pod.rejected]
+    others = [pod for pod in newest if not pod.rejected]
+    old = [
+        pod
+        for pod in (*rejected[KEPT_FAILED_PODS:], *others[KEPT_FAILED_PODS:])
+        if pod.uid not in leaving
+    ]
     return [
         *(DeletePod(pod.name, pod.uid, DeleteReason.MARKED) for pod in chosen),
         *(

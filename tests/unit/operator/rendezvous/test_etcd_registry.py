@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,25 @@ def test_secret_that_does_not_fit_the_endpoints_is_named(
     assert refused.value.obstacle is Obstacle.ENDPOINT
     assert endpoint in str(refused.value)
     assert "/tmp" not in str(refused.value)
+
+
+def test_files_of_a_secret_that_does_not_fit_are_removed_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def main() -> list[Path]:
+        async with asyncio.TaskGroup() as tasks:
+            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT}))
+            secrets = Secrets({"tls.crt": b"PEM", "tls.key": b"PEM"})
+            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            with pytest.raises(EtcdRefused):
+                await etcds.of(job_of("uid"))
+            left = list(tmp_path.iterdir())
+            await etcds.aclose()
+        return left
+
+    assert asyncio.run(main()) == []
 
 
 def test_secret_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

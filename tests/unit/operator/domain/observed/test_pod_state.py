@@ -11,10 +11,15 @@ import pytest
 from elasticjob_operator.domain.manifests.names import INDEX_LABEL
 from elasticjob_operator.domain.observed.container_state import MAX_MESSAGE
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
-from elasticjob_operator.domain.observed.pod_state import observed_pod, used_fields, without_members
+from elasticjob_operator.domain.observed.pod_state import (
+    observed_pod,
+    pod_of,
+    used_fields,
+    without_members,
+)
 from elasticjob_operator.domain.observed.state import NodeState, Obstacle, Pod, PodEnd, PodPhase
 from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
-from tests.unit.operator.builders import ago
+from tests.unit.operator.builders import ago, job
 from tests.unit.operator.domain.observed.raw_pods import (
     CREATED,
     ENDED,
@@ -480,6 +485,35 @@ def test_pod_is_rejected_for_reasons_of_its_machine_alone(reason: str, rejected:
     assert (found.launch_failed, found.rejected) == (True, rejected)
     started = RawPod().ready().has("trainer", terminated(1)).phase("Failed", reason=reason)
     assert not read(started).rejected
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        RawPod().starting().has("fetch", running(SCHEDULED)),
+        RawPod().starting().has("fetch", terminated(137)),
+        RawPod().prepared(),
+    ],
+    ids=["runs", "ended", "all ended"],
+)
+def test_pod_evicted_after_an_init_container_began_is_not_rejected(pod: RawPod) -> None:
+    """It may have exceeded its own limit of ephemeral storage."""
+    found = read(pod.phase("Failed", reason="Evicted"))
+    assert (found.launch_failed, found.rejected) == (True, False)
+    waits = RawPod().starting().phase("Failed", reason="Evicted")
+    assert read(waits).rejected
+
+
+@pytest.mark.parametrize(("fields", "rejected"), [({}, True), ({"nodeName": "node-a"}, False)])
+def test_pod_of_a_template_with_a_node_name_is_not_rejected(
+    fields: dict[str, str], rejected: bool
+) -> None:
+    raw = RawPod().phase("Failed", reason="OutOfcpu").raw
+    template = job().spec.template.model_dump(by_alias=True, exclude_none=True)
+    template["spec"] |= fields
+    found = pod_of(job(template=template), raw, GOOD)
+    assert found is not None
+    assert (found.launch_failed, found.rejected) == (True, rejected)
 
 
 def test_failed_pod_without_status_ended_at_its_creation() -> None:

@@ -110,6 +110,31 @@ def test_pods_rejected_by_their_machines_delay_the_job_and_do_not_fail_it(others
     assert created(planned(*pods, at=16)) == 2
 
 
+@pytest.mark.parametrize("newest", [False, True])
+def test_rejected_pods_do_not_displace_those_that_count_for_the_limit(newest: bool) -> None:
+    """Each pass deletes the failed pods beyond those that are kept."""
+    most = MOST_LAUNCH_FAILURES
+    others = stillborn(most - 1, seconds=60, first=most)
+    seconds = 1 if newest else 4000
+    rejected = tuple(replace(one, rejected=True) for one in stillborn(most, seconds))
+    found = planned(*others, *rejected, at=0)
+    assert not any(isinstance(one, DeletePod) for one in found.actions)
+    assert created(planned(*others, *rejected, at=16)) == 2
+    last = stillborn(1, first=2 * most)
+    assert any(
+        isinstance(one, CloseRendezvous) for one in planned(*others, *rejected, *last).actions
+    )
+
+
+def test_pods_of_earlier_rounds_do_not_displace_rejected_ones() -> None:
+    """The back-off counts the rejected ones: without it, pods would be created at once."""
+    earlier = tuple(pod(10 + n).failed(30 + n).get() for n in range(MOST_LAUNCH_FAILURES))
+    rejected = tuple(replace(one, rejected=True) for one in stillborn(MOST_LAUNCH_FAILURES + 1))
+    found = planned(*earlier, *rejected)
+    assert [one.name for one in found.actions if isinstance(one, DeletePod)] == ["job-0"]
+    assert (created(found), found.wake_at) == (0, later(16))
+
+
 def test_training_job_outlives_pods_that_cannot_start() -> None:
     pods = (*running(1), *stillborn(MOST_LAUNCH_FAILURES, first=2))
     found = planned(*pods, view=final_round(1, since=later(-3600)))
