@@ -244,7 +244,8 @@ class StopStatus(StatusModel):
     unsaved: Annotated[list[str], Field(max_length=MAX_UNSAVED)] = Field(default_factory=list)
     """Pods without a complete checkpoint, or whose scripts do not save on request, at most 16."""
     error: str = ""
-    """Error of the storage to which the checkpoint could not be written, with the rank."""
+    """Error of the storage to which the checkpoint could not be written, with the rank; with NoTime
+    the reason for which it was not requested, other than the grace period."""
 
 
 class AvoidedNode(StatusModel):

@@ -172,6 +172,7 @@ class JobMemory:
     Args:
         seen_at: monotonic time of the first reconcile.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
+        undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
     """
 
     key: JobKey
@@ -183,6 +184,7 @@ class JobMemory:
     report: ReportMemory = ReportMemory()
     faults: Faults = Faults()
     refusal: Refusal | None = None
+    undeletable: frozenset[str] = frozenset()
     change: PendingChange = field(default_factory=PendingChange)
 
 

@@ -224,8 +224,9 @@ class KubeCluster:
         self, context: ReconcileContext, deletions: list[DeletePod], applied: Applied
     ) -> None:
         """Delete pods, many at a time. A refusal of some, as of those that a webhook protects, is
-        raised after the deletion of the others."""
-        began, refused = self._clock(), None
+        raised after the deletion of the others; the next plan deletes them last."""
+        began, refused, memory = self._clock(), None, context.memory
+        deletions = sorted(deletions, key=lambda one: one.uid in memory.undeletable)
         for first in range(0, len(deletions), MAX_CONCURRENT_CALLS):
             if self._clock() - began > PODS_SECONDS:
                 applied.unfinished = True
@@ -237,6 +238,12 @@ class KubeCluster:
                 if obstacle_of(error) is None:
                     raise
                 refused = refused or error
+        memory.undeletable = frozenset(
+            one.uid
+            for one in deletions
+            if one.name in applied.kept
+            or (one.uid in memory.undeletable and one.uid not in applied.deleted)
+        )
         if refused is not None:
             raise refused
 

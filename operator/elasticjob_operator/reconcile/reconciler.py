@@ -175,6 +175,8 @@ class Reconciler:
         status = await self._write_status(job, raw, memory, observed, applied, changed_at)
         if status is None:
             return NOW_SECONDS
+        if applied.unfinished and applied.deleted:
+            return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
         seconds = await self._next(job, memory, seen, applied, done.planned)

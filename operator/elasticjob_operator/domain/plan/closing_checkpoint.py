@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import MAXYEAR, UTC, datetime, timedelta
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
-from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.domain.observed.state import RendezvousView, SeenTrouble, StopReason
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import (
@@ -65,10 +65,28 @@ def _wait(bounds: RendezvousParams) -> timedelta:
     return timedelta(seconds=save_seconds(bounds) + COORDINATOR_SECONDS)
 
 
-def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: datetime) -> bool:
+REFUSAL_SECONDS = 10.0
+"""Time for which a store that refuses writes is waited for before the pods of a stopped job are
+deleted without a requested checkpoint. An election of etcd's leader takes less."""
+
+
+def refuses_writes(store: SeenTrouble | None, now: datetime) -> bool:
+    """Return True if the store has refused writes of the operator itself for `REFUSAL_SECONDS`.
+
+    A refusal that only agents report may be that of the job's own user.
+    """
+    if store is None or store.members or not store.trouble.refuses:
+        return False
+    return now.timestamp() - store.trouble.since_ms / 1000 >= REFUSAL_SECONDS
+
+
+def is_saving(
+    view: RendezvousView, bounds: RendezvousParams | None, now: datetime, refused: bool = False
+) -> bool:
     """Return True if the end of a job must wait for its checkpoint.
 
-    While the rendezvous is unreadable, a requested checkpoint gets its time, too.
+    While the rendezvous is unreadable or its store refuses writes (`refused`), a requested
+    checkpoint gets its time, too.
     """
     if view.outcome is not None or bounds is None:
         return False
@@ -77,7 +95,9 @@ def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: dateti
         latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
         return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
     trained = _trained(view)
-    return save_seconds(bounds) > 0 and bool(trained) and all(member.saves for member in trained)
+    if refused or save_seconds(bounds) <= 0:
+        return False
+    return bool(trained) and all(member.saves for member in trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +110,17 @@ class ClosingStep:
 
 
 def closing_step(
-    view: RendezvousView, bounds: RendezvousParams | None, reason: StopReason, now: datetime
+    view: RendezvousView,
+    bounds: RendezvousParams | None,
+    reason: StopReason,
+    now: datetime,
+    refused: bool = False,
 ) -> ClosingStep:
-    """Return the next step of a rendezvous that is not closed yet."""
-    if bounds is None or not is_saving(view, bounds, now):
-        return ClosingStep(report=save_report(view, bounds))
+    """Return the next step of a rendezvous that is not closed yet; `refused`: see `is_saving`."""
+    if bounds is None or not is_saving(view, bounds, now, refused):
+        return ClosingStep(report=save_report(view, bounds, refused))
     outcome, closing = outcome_record(OutcomeKind.STOPPED, reason), bounds.closing
-    if closing is not None and closing.outcome == outcome:
+    if closing is not None and (refused or closing.outcome == outcome):
         return ClosingStep(wake_at=closes_at(bounds))
     since_ms = int(now.timestamp() * 1000) if closing is None else closing.since_ms
     requested = replace(bounds, closing=ClosingRequest(outcome, since_ms))
@@ -115,8 +139,15 @@ def _trained(view: RendezvousView) -> list[Member]:
     ]
 
 
-def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveReport:
-    """Return the report on a job that the operator closes itself."""
+NOT_ASKED = "etcd refused the request for a checkpoint"
+"""Error of a report on workers that could not be asked to save."""
+
+
+def save_report(
+    view: RendezvousView, bounds: RendezvousParams | None, refused: bool = False
+) -> SaveReport:
+    """Return the report on a job that the operator closes itself, or whose pods it deletes while
+    the store refuses writes (`refused`)."""
     trained = _trained(view)
     if not trained:
         return SaveReport(SaveResult.NOT_TRAINING)
@@ -131,10 +162,13 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
         result, unsaved = SaveResult.SAVED, []
     elif requested:
         result = SaveResult.TIMED_OUT
+    error = save_error(trained) if result is SaveResult.TIMED_OUT else ""
+    if refused and result is SaveResult.NO_TIME and bounds is not None and save_seconds(bounds) > 0:
+        error = NOT_ASKED
     return SaveReport(
         result,
         max(member.step for member in trained),
         max(member.checkpoint_step for member in trained),
         tuple(unsaved[:NAMED_MEMBERS]),
-        save_error(trained) if result is SaveResult.TIMED_OUT else "",
+        error,
     )

@@ -86,11 +86,13 @@ def next_phase(
     now: datetime,
     pods: Sequence[Pod] = (),
     bounds: RendezvousParams | None = None,
+    refused: bool = False,
 ) -> Phase:
     """Return the phase of the job, which has these pods: the one in its status or a legal
     successor.
 
-    A job that saves before its suspension or after its deadline still runs.
+    A job that saves before its suspension or after its deadline still runs; `refused`: see
+    `is_saving`.
     """
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
@@ -100,7 +102,7 @@ def next_phase(
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
     stopped = current in (Phase.SUSPENDING, Phase.SUSPENDED)
-    saves = not stopped and is_saving(view, with_own_grace(job, bounds), now)
+    saves = not stopped and is_saving(view, with_own_grace(job, bounds), now, refused)
     if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDING if pods else Phase.SUSPENDED
     if current is Phase.SUSPENDING and job.spec.rendezvous.backend is not Backend.ETCD:
@@ -135,6 +137,16 @@ def deadline_exceeded(job: ElasticJob, now: datetime) -> bool:
     """Return True if the job is past its deadline and not suspended."""
     due = deadline(job)
     return due is not None and due <= now and not job.spec.run_policy.suspend
+
+
+def stop_reason(job: ElasticJob, now: datetime) -> StopReason | None:
+    """Return the reason for which an unfinished job is to be stopped as a whole; None if it is
+    not."""
+    if job.metadata.deletion_timestamp is not None:
+        return StopReason.DELETED
+    if job.spec.run_policy.suspend:
+        return StopReason.SUSPENDED
+    return StopReason.DEADLINE_EXCEEDED if deadline_exceeded(job, now) else None
 
 
 def failed_by_deadline(job: ElasticJob) -> bool:

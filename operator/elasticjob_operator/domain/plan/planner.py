@@ -33,7 +33,7 @@ from elasticjob_operator.domain.plan.backends import (
     rendezvous_params,
     stale_store_host,
 )
-from elasticjob_operator.domain.plan.closing_checkpoint import closing_step
+from elasticjob_operator.domain.plan.closing_checkpoint import closing_step, refuses_writes
 from elasticjob_operator.domain.plan.launch_failures import (
     MOST_LAUNCH_FAILURES,
     launch_backoff_until,
@@ -44,11 +44,11 @@ from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
     cleanup_at,
     deadline,
-    deadline_exceeded,
     expires_at,
     failed_by_deadline,
     may_write,
     next_phase,
+    stop_reason,
     suspended_at,
     with_own_grace,
 )
@@ -103,21 +103,22 @@ def plan_end(
     """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
 
     In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
-    unreadable, or has refused writes for `REFUSAL_SECONDS`: no member remains that could disagree.
-    It is closed once that is possible.
+    unreadable, or its store has refused writes for `REFUSAL_SECONDS`: no member remains that could
+    disagree. It is closed once that is possible. A checkpoint requested before gets its time.
     """
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
     may_have_members = is_steered(job) and bounds is not None
-    if may_have_members and view.outcome is None and not _refuses_writes(observed, now):
-        step = closing_step(view, bounds, reason, now)
+    if may_have_members and view.outcome is None:
+        refused = refuses_writes(observed.store, now)
+        step = closing_step(view, bounds, reason, now, refused)
         if step.bounds is not None:
             requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
             return Plan((requested,), phase, wanted_size(job), None, step.wake_at)
         if step.wake_at is not None:
             return Plan((), phase, wanted_size(job), None, step.wake_at)
-        if view.readable:
+        if view.readable and not refused:
             stopped, save = OutcomeKind.STOPPED, step.report
             actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
     everything = reason is not StopReason.DEADLINE_EXCEEDED
@@ -127,22 +128,6 @@ def plan_end(
         if pod.active or (everything and not pod.terminating)
     ]
     return Plan(tuple(actions), phase, wanted_size(job))
-
-
-REFUSAL_SECONDS = 10.0
-"""Time for which a store that refuses writes is waited for before the pods of a stopped job are
-deleted without a requested checkpoint. An election of etcd's leader takes less."""
-
-
-def _refuses_writes(observed: Observed, now: datetime) -> bool:
-    """Return True if the store has refused writes of the operator itself for long.
-
-    A refusal that only agents report may be that of the job's own user.
-    """
-    seen = observed.store
-    if seen is None or seen.members or not seen.trouble.refuses:
-        return False
-    return now.timestamp() - seen.trouble.since_ms / 1000 >= REFUSAL_SECONDS
 
 
 def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
@@ -218,15 +203,14 @@ def _limited(found: Plan, now: datetime) -> Plan:
 
 
 def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
-    phase = next_phase(job, observed.rendezvous, now, observed.pods, observed.bounds)
-    if job.metadata.deletion_timestamp is not None:
-        return plan_end(job, observed, phase, StopReason.DELETED, now)
+    refused, reason = refuses_writes(observed.store, now), stop_reason(job, now)
+    phase = next_phase(job, observed.rendezvous, now, observed.pods, observed.bounds, refused)
+    if reason is StopReason.DELETED:
+        return plan_end(job, observed, phase, reason, now)
     if job.status.phase in FINISHED or observed.rendezvous.ended:
         return plan_finished(job, observed, phase, now)
-    if job.spec.run_policy.suspend:
-        return plan_end(job, observed, phase, StopReason.SUSPENDED, now)
-    if deadline_exceeded(job, now):
-        return plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now)
+    if reason is not None:
+        return plan_end(job, observed, phase, reason, now)
     if observed.rendezvous.suspended or (
         not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
     ):

@@ -18,9 +18,20 @@ from elasticjob_operator.domain.observed.state import (
     Pod,
     PodPhase,
     RendezvousView,
+    StopReason,
 )
 from elasticjob_operator.domain.plan.backends import is_steered
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, next_phase
+from elasticjob_operator.domain.plan.closing_checkpoint import (
+    is_saving,
+    refuses_writes,
+    save_report,
+)
+from elasticjob_operator.domain.plan.lifecycle import (
+    FINISHED,
+    next_phase,
+    stop_reason,
+    with_own_grace,
+)
 from elasticjob_operator.domain.plan.sizes import count_pods, wanted_size
 from elasticjob_operator.domain.status.conditions import (
     conditions,
@@ -66,6 +77,7 @@ from elasticjob_operator.model.status import (
     StopStatus,
 )
 from elasticjob_operator.model.types import Launch, LaunchReason, Phase, RendezvousState
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import Cause, Counts, Member, MemberState
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
@@ -82,7 +94,8 @@ def next_status(
     view, before = rendezvous_view, job.status
     if _is_data_lost(job, view, observed):
         view = UNREADABLE
-    phase = next_phase(job, view, now, observed.pods, observed.bounds)
+    refused = refuses_writes(observed.store, now)
+    phase = next_phase(job, view, now, observed.pods, observed.bounds, refused)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job)
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation does not describe the rounds of this one.
@@ -92,7 +105,7 @@ def next_status(
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
-    stop = _last_stop(view, before)
+    stop = _last_stop(job, observed, view, now)
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
@@ -154,15 +167,39 @@ def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
     )
 
 
-def _last_stop(view: RendezvousView, before: Status) -> StopStatus | None:
-    """Return the last planned stop: the recorded one, or the known one until a round is final."""
-    outcome = view.outcome
-    if outcome is None or outcome.save is None:
+def _last_stop(
+    job: ElasticJob, observed: Observed, view: RendezvousView, now: datetime
+) -> StopStatus | None:
+    """Return the last planned stop: the recorded one, or the known one until a round is final.
+
+    A stop while the store refuses writes is recorded later, without the members of its time: its
+    report is that of the pass that deleted their pods.
+    """
+    before, outcome, reason = job.status, view.outcome, stop_reason(job, now)
+    known = before.last_stop
+    if outcome is not None and outcome.save is not None:
+        told = outcome.reason or outcome.kind.value
+        stopped = before.phase in _STOPPED or told == StopReason.DELETED
+        if outcome.save.result is SaveResult.NOT_TRAINING and stopped and known is not None:
+            return known if known.reason == told else _stop_status(told, outcome.save)
+        return _stop_status(told, outcome.save)
+    if reason is None:
         trains = view.readable and view.state is RendezvousState.FINAL
-        return None if trains else before.last_stop
-    save = outcome.save
+        return None if trains else known
+    bounds = with_own_grace(job, observed.bounds)
+    refused = is_steered(job) and outcome is None and refuses_writes(observed.store, now)
+    if known is not None or not refused or is_saving(view, bounds, now, refused):
+        return known
+    report = save_report(view, bounds, refused)
+    return None if report.result is SaveResult.NOT_TRAINING else _stop_status(reason.value, report)
+
+
+_STOPPED = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+
+
+def _stop_status(reason: str, save: SaveReport) -> StopStatus:
     return StopStatus(
-        reason=outcome.reason or outcome.kind.value,
+        reason=reason,
         result=save.kind.value,
         step=save.step if save.step >= 0 else None,
         checkpoint_step=save.checkpoint_step if save.checkpoint_step >= 0 else None,

@@ -18,7 +18,7 @@ class SaveResult(StrEnum):
     SAVE_FAILED = "SaveFailed"  # asked, and the workers report that their storage failed
     INTERRUPTED = "Interrupted"  # a worker failed or a node was lost before it was complete
     NOT_SUPPORTED = "NotSupported"  # the scripts of some members do not save on request
-    NO_TIME = "NoTime"  # the grace period leaves no time to save
+    NO_TIME = "NoTime"  # not asked: the grace period leaves no time, or the error has the reason
     NOT_TRAINING = "NotTraining"  # no round was final, or its workers did not all run
 
 
@@ -37,7 +37,8 @@ class SaveReport:
         checkpoint_step: the last step that a checkpoint of the round contains, or -1.
         unsaved: names of the members without a complete checkpoint, or whose scripts do not save
             on request; `NAMED_MEMBERS` at most.
-        error: error of the storage to which the workers could not write, with the rank.
+        error: error of the storage to which the workers could not write, with the rank; with
+            `NO_TIME` the reason for which they were not asked.
     """
 
     result: SaveResult
@@ -70,6 +71,8 @@ class SaveReport:
         last = "no checkpoint was reported"
         if self.checkpoint_step >= 0:
             last = f"the last checkpoint is of step {self.checkpoint_step}"
+        if self.result is SaveResult.NO_TIME and self.error:
+            return f"{at}; {last}: {self.error}"
         return f"{at}; {last}: {_REASONS[self.kind]}{self._of}"
 
     @property

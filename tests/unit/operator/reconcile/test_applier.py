@@ -78,6 +78,7 @@ class Api:
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
         if name in self.errors:
+            self.seconds += self.delay
             raise self.errors[name]
         self.deleted.append(name)
         self.seconds += self.delay
@@ -118,6 +119,7 @@ def apply(
     owned: Owned | None = None,
     source: RendezvousSource | None = None,
     refusal: Refusal | None = None,
+    memory: JobMemory | None = None,
 ) -> Applied:
     api = api or Api()
     cluster = KubeCluster(
@@ -129,7 +131,7 @@ def apply(
         lambda: api.seconds,
     )
     applier = Applier(cluster, lambda: NOW)
-    memory = JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
+    memory = memory or JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
     memory.owned = OwnedMemory(Access(b"k", None, None, None))
     wanted = job()
     context = ReconcileContext(wanted, memory, source or FakeSource(), Observation(observed()))
@@ -239,6 +241,22 @@ def test_pods_that_may_not_be_deleted_do_not_keep_the_others() -> None:
     assert applied.error is errors["job-0"]
     assert sorted(applied.kept) == sorted(protected)
     assert len(api.deleted) == len(applied.actions) == MANY - len(protected)
+
+
+def test_pods_whose_deletion_was_refused_are_deleted_last() -> None:
+    """A slow refusal of a webhook leaves no time for the others."""
+    first = [one.name for one in DELETIONS[:MAX_CONCURRENT_CALLS]]
+    errors = {name: Forbidden(f"delete pods {name}", "denied", 403) for name in first}
+    api = Api(errors=dict(errors), delay=2 * PODS_SECONDS / MAX_CONCURRENT_CALLS)
+    memory = JobMemory(JobKey("default", "job"), "job-uid")
+    applied = apply(*DELETIONS, api=api, memory=memory)
+    assert (applied.unfinished, api.deleted) == (True, [])
+    for passes in range(1, 4):
+        left = [one for one in DELETIONS if one.name not in api.deleted]
+        applied = apply(*left, api=api, memory=memory)
+        assert len(api.deleted) == passes * MAX_CONCURRENT_CALLS
+    assert not set(first) & set(api.deleted)
+    assert memory.undeletable == {one.uid for one in DELETIONS[:MAX_CONCURRENT_CALLS]}
 
 
 def test_server_without_an_answer_ends_the_deletions() -> None:

@@ -19,6 +19,7 @@ WRITERS = {
     "owned": {"reconcile/owned_objects.py"},
     "report": {"reconcile/reconciler.py"},
     "refusal": {"reconcile/reconciler.py"},
+    "undeletable": {"reconcile/kube_cluster.py"},
     "faults": {"reconcile/fault_guard.py"},
 }
 NEVER_REPLACED = {"key", "uid", "seen_at", "change"}

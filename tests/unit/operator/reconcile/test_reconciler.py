@@ -25,6 +25,7 @@ from elasticjob_operator.domain.status.events import Event
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.kubernetes.client import (
     Conflict,
+    Forbidden,
     Json,
     Kind,
     KubeError,
@@ -128,10 +129,18 @@ class OnePod:
 
     refusal: Refusal | None = None
     unfinished: bool = False
+    error: KubeError | None = None
+    deleted: frozenset[str] = frozenset()
 
     async def apply(self, task: ReconcileContext, planned: Plan) -> Applied:
         refusal = self.refusal or task.memory.refusal
-        return Applied(actions=[MADE], refusal=refusal, unfinished=self.unfinished)
+        return Applied(
+            actions=[MADE],
+            refusal=refusal,
+            unfinished=self.unfinished,
+            error=self.error,
+            deleted=set(self.deleted),
+        )
 
 
 class NoBudget:
@@ -429,6 +438,19 @@ def test_reconcile_that_does_not_end_is_retried(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Retry, match=r"took longer than 0\.05 s"):
             rig.reconcile()
     assert rig.api.writes == []
+
+
+def test_deletions_left_before_their_end_continue_at_once_after_a_refusal() -> None:
+    rig = Rig()
+    rig.applier.error = Forbidden("delete pods job-0", "denied", 403)
+    rig.applier.unfinished = True
+    with pytest.raises(Retry, match="denied"):
+        rig.reconcile()
+    rig.applier.deleted = frozenset({"uid-1"})
+    assert rig.reconcile() == 0.0
+    rig.applier.unfinished = False
+    with pytest.raises(Retry, match="denied"):
+        rig.reconcile()
 
 
 def test_plan_left_before_its_end_is_continued_at_once() -> None:

@@ -471,6 +471,11 @@ def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
     assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
 
 
+PHASES = {
+    StopReason.SUSPENDED: Phase.SUSPENDING,
+    StopReason.DEADLINE_EXCEEDED: Phase.FAILED,
+    StopReason.DELETED: Phase.RUNNING,
+}
 FULL = StoreTrouble(
     ETCD,
     StoreState.REFUSING,
@@ -482,7 +487,9 @@ FULL = StoreTrouble(
 
 
 @pytest.mark.parametrize("reason", STOPS)
-@pytest.mark.parametrize("bounds", [BOUNDS, asked(StopReason.SUSPENDED, 1)], ids=["new", "asked"])
+@pytest.mark.parametrize(
+    "bounds", [BOUNDS, asked(StopReason.SUSPENDED, ENDS_AT)], ids=["new", "late"]
+)
 def test_planned_stop_does_not_wait_for_a_store_that_refuses_writes(
     reason: StopReason, bounds: RendezvousParams
 ) -> None:
@@ -490,10 +497,22 @@ def test_planned_stop_does_not_wait_for_a_store_that_refuses_writes(
     exists = observed(*pods, view=saving(2), bounds=bounds, store=SeenTrouble(FULL))
     found = plan(STOPS[reason], exists, NOW)
     assert [type(action) for action in found.actions] == [DeletePod, DeletePod]
+    assert found.phase is PHASES[reason]
     gone = replace(exists, pods=(), rendezvous=saving(0))
     assert plan(STOPS[reason], gone, NOW).actions == ()
     [close] = plan(STOPS[reason], replace(gone, store=None), later(ENDS_AT)).actions
     assert isinstance(close, CloseRendezvous)
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_accepted_request_has_its_time_although_the_store_refuses_writes_since(
+    reason: StopReason,
+) -> None:
+    bounds = asked(StopReason.SUSPENDED, 11)
+    exists = observed(*running(2), view=saving(2), bounds=bounds, store=SeenTrouble(FULL))
+    found = plan(STOPS[reason], exists, NOW)
+    assert (found.actions, found.wake_at) == ((), later(ENDS_AT - 11))
+    assert found.phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize("reason", STOPS)

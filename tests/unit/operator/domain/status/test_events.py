@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.domain.explain.phrases import cause_text
-from elasticjob_operator.domain.observed.state import Obstacle, Refusal, RendezvousView, StopReason
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    Obstacle,
+    Refusal,
+    RendezvousView,
+    SeenTrouble,
+    StopReason,
+)
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CreatePod,
@@ -18,6 +25,7 @@ from elasticjob_operator.domain.plan.actions import (
     RemoveMembers,
     WriteNodes,
 )
+from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.status.events import (
     Event,
     EventType,
@@ -28,11 +36,18 @@ from elasticjob_operator.domain.status.events import (
     without_recent_changes,
 )
 from elasticjob_operator.domain.status.next_status import next_status
-from elasticjob_operator.model.status import CauseStatus, FailureStatus, RoundStatus, Status
+from elasticjob_operator.model.status import (
+    CauseStatus,
+    FailureStatus,
+    RoundStatus,
+    Status,
+    StopStatus,
+)
 from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -362,3 +377,71 @@ def test_stop_of_the_job_reports_its_checkpoint_once(
     settled = suspended.model_copy(update={"status": after})
     again = next_status(settled, observed(view=view), view, NOW)
     assert job_events(after, again, ()) == ()
+
+
+FULL = StoreTrouble(ETCD, StoreState.REFUSING, "http://etcd:2379", "database space exceeded", 1)
+STOPS: dict[StopReason, dict[str, Any]] = {
+    StopReason.SUSPENDED: {"runPolicy": {"suspend": True}},
+    StopReason.DEADLINE_EXCEEDED: {"runPolicy": {"activeDeadlineSeconds": 100}},
+    StopReason.DELETED: {"deleted": True},
+}
+TRAINS = final_round(2)
+TRAINS = replace(
+    TRAINS,
+    members=tuple(
+        replace(one, saves=True, step=163, checkpoint_step=120) for one in TRAINS.members
+    ),
+)
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_checkpoint_that_etcd_refused_to_request_is_reported_once(reason: StopReason) -> None:
+    """The rendezvous is closed later, without the members of that time."""
+    before = Status(phase=Phase.RUNNING, start_time=ago(100))
+    subject, pods = job(before, **STOPS[reason]), running(2)
+    bounds = rendezvous_params(subject, 2, 2)
+    refused = observed(*pods, view=TRAINS, bounds=bounds, store=SeenTrouble(FULL))
+    after = next_status(subject, refused, TRAINS, NOW)
+    told = [one.message for one in job_events(before, after, ()) if one.reason == "NotSaved"]
+    text = "stopped at step 163; the last checkpoint is of step 120: etcd refused the request"
+    assert [message.partition(" for a checkpoint")[0] for message in told] == [text]
+    assert after.last_stop is not None
+    assert (after.last_stop.reason, after.last_stop.result) == (reason, SaveResult.NO_TIME)
+    gone = replace(TRAINS, members=())
+    over = closed(OutcomeKind.STOPPED, reason=reason)
+    assert over.outcome is not None
+    save = SaveReport(SaveResult.NOT_TRAINING)
+    over = replace(over, outcome=replace(over.outcome, save=save))
+    for seen in (
+        replace(refused, pods=(), rendezvous=gone),
+        observed(view=UNREADABLE, bounds=bounds),
+        observed(view=gone, bounds=bounds),
+        observed(view=over, bounds=bounds),
+    ):
+        subject = subject.model_copy(update={"status": after})
+        again = next_status(subject, seen, seen.rendezvous, NOW)
+        assert again.last_stop == after.last_stop
+        assert not [one for one in job_events(after, again, ()) if one.reason == "NotSaved"]
+        after = again
+
+
+def test_checkpoint_that_etcd_may_still_be_asked_for_is_not_reported_as_missing() -> None:
+    subject = job(Status(phase=Phase.RUNNING), runPolicy={"suspend": True})
+    bounds, since = rendezvous_params(subject, 2, 2), int(ago(9).timestamp() * 1000)
+    store = SeenTrouble(replace(FULL, since_ms=since))
+    seen = observed(*running(2), view=TRAINS, bounds=bounds, store=store)
+    status = next_status(subject, seen, TRAINS, NOW)
+    assert (status.phase, status.last_stop) == (Phase.RUNNING, None)
+
+
+def test_stop_without_training_replaces_the_report_on_an_earlier_stop() -> None:
+    earlier = StopStatus(reason=StopReason.SUSPENDED, result=SaveResult.SAVED, step=7)
+    over = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
+    assert over.outcome is not None
+    save = SaveReport(SaveResult.NOT_TRAINING)
+    view = replace(over, outcome=replace(over.outcome, save=save))
+    before = Status(phase=Phase.PENDING, last_stop=earlier)
+    status = next_status(job(before, runPolicy={"suspend": True}), observed(view=view), view, NOW)
+    assert status.last_stop == StopStatus(
+        reason=StopReason.SUSPENDED, result=SaveResult.NOT_TRAINING
+    )

@@ -28,6 +28,11 @@ from elasticjob_rendezvous.protocol.records.params import ClosingRequest, Rendez
             False,
         ),
         (
+            SaveReport(SaveResult.NO_TIME, 7, 5, ("b",), "etcd refused the request"),
+            "stopped at step 7; the last checkpoint is of step 5: etcd refused the request",
+            False,
+        ),
+        (
             SaveReport(
                 SaveResult.TIMED_OUT, 163, 120, ("b",), "rank 3: /claim: Input/output error"
             ),
