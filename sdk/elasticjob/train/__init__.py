@@ -31,10 +31,12 @@ from elasticjob import layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from elasticjob.train.agreement import RankEndedError
     from elasticjob.train.initialization import skip_initialization
     from elasticjob.train.snapshots import Restored, SnapshotError, Snapshots
 
 __all__ = [
+    "RankEndedError",
     "Restored",
     "SnapshotError",
     "Snapshots",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "RankEndedError": "agreement",
     "Restored": "snapshots",
     "SnapshotError": "snapshots",
     "Snapshots": "snapshots",

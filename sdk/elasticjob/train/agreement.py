@@ -269,6 +269,19 @@ def buffer_to_overwrite(held: Sequence[Part | None], keep: Part | None) -> int:
     return 0  # all buffers hold copies of `keep`
 
 
+def buffer_ahead(held: Sequence[Part | None], keep: Version | None) -> int:
+    """Return the index of the buffer for a part that still arrives.
+
+    Args:
+        keep: version that the ranks load if this one is damaged. A node without it keeps its newest
+            one, since the nodes that have it may be lost meanwhile.
+    """
+    there = [part for part in held if part is not None]
+    newest = max(there, default=None)
+    kept = next((part for part in there if part.version == keep), newest)
+    return buffer_to_overwrite(held, kept)
+
+
 def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> int | None:
     """Return the index of the buffer for a part that is written at a stop; None to write none.
 

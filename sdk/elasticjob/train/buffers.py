@@ -19,6 +19,7 @@ from elasticjob.train.agreement import (
     SHARED,
     Part,
     Version,
+    buffer_ahead,
     buffer_at_stop,
     buffer_to_overwrite,
     has_own_parts,
@@ -127,7 +128,9 @@ class MemoryBuffers:
 
     def seed(self, part: Part, body: Body) -> None:
         """Write a part as `commit` does, also where a newer one is that the ranks passed over."""
-        ahead, self._ahead = self._ahead, None
+        ahead = None
+        if self._ahead is not None and self._ahead[0] == part:
+            ahead, self._ahead = self._ahead, None
         self._replace(self._name(part), part, body, ahead)
 
     def commit_own(self, part: Part, body: Body) -> None:
@@ -170,7 +173,13 @@ class MemoryBuffers:
         except OSError:
             self._ahead = None
         else:
+            if not offset:
+                self._damaged.pop(self._path(self._name(part), index), None)
             self._ahead = part, index, offset + view.nbytes
+
+    def forget_ahead(self) -> None:
+        """Give up a part that was written ahead, before the ranks read another time."""
+        self._ahead = None
 
     def _begun_ahead(
         self, keep: Version | None, part: Part, size: int
@@ -178,14 +187,12 @@ class MemoryBuffers:
         """Give up the content of a buffer for a part that arrives; return None without room."""
         name = self._name(part)
         holds = self._buffers(name)
-        kept = next((each for each in holds if each is not None and each.version == keep), None)
-        index = buffer_to_overwrite(holds, kept)
+        index = buffer_ahead(holds, keep)
         try:
             self._check_room(name, index, RECORD_BYTES + size)
         except NoRoom:
             return None
         holds[index] = None
-        self._damaged.pop(self._path(name, index), None)
         return part, index, 0
 
     def _shared(self) -> list[Part | None]:

@@ -43,10 +43,11 @@ class Protocols(NamedTuple):
     newest: int
 
 
-OURS = Protocols(2, 2)
-"""Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
-`Exchange.STORED` after a demanded snapshot, and another decision on sharded state without parts of
-the ranks."""
+OURS = Protocols(3, 3)
+"""Protocol 3 has another decision on the interval after a restore, and negative steps before those
+of parts that are written at a stop. Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`,
+`Exchange.OWN_PARTS`, a second `Exchange.STORED` after a demanded snapshot, and another decision on
+sharded state without parts of the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:

@@ -140,6 +140,7 @@ def agree(
             is_patient = True
             continue
         _check_known(plan, messages)
+        bodies = {}  # frees those of a refused plan
         bodies, outcome = reads.read(plan, gang, version_after(plan, offers, is_sharded))
         outcomes = [bytes(each)[0] for each in gang.gather(Exchange.READS, bytes([outcome]))]
         if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
@@ -253,6 +254,8 @@ class _Reads:
 
         `keep`: version that stays in the memory of this node, in case that one is damaged.
         """
+        if self._memory is not None:
+            self._memory.forget_ahead()
         bodies: dict[Part, Body] = {}
         outcome = _READ
         for source in () if plan is None else (plan.shared, *plan.own):

@@ -60,15 +60,15 @@ def test_newest_protocol_that_all_ranks_can_use_is_used(
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (pack_first(Protocols(3, 4)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
-        (pack_first(OURS), pack_first(Protocols(3, 4)), r"older .* \(2 to 2 and 3 to 4\): install"),
+        (pack_first(Protocols(4, 5)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
+        (pack_first(OURS), pack_first(Protocols(4, 5)), r"older .* \(3 to 3 and 4 to 5\): install"),
         (
             pack_first(Protocols(1, 1)),
             pack_first(OURS),
-            r"rank 0 .* \(1 to 1 and 2 to 2\): install",
+            r"rank 0 .* \(1 to 1 and 3 to 3\): install",
         ),
-        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 2 to 2\)"),
-        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 2 to 2\)"),
+        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 3 to 3\)"),
+        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 3 to 3\)"),
     ],
 )
 def test_ranks_without_a_common_protocol_are_an_error(
@@ -128,7 +128,7 @@ def test_records_of_the_protocol_keep_their_bytes() -> None:
     """A change needs another protocol: nodes with both libraries meet during a rolling update."""
     proposal = Proposal(True, False, 5, 2, False, True, False, 3, -1)
     begin = Begin(7, True, False, True, False, -1, 9)
-    assert Protocols(2, 2) == OURS
+    assert Protocols(3, 3) == OURS
     assert proposal.packed() == bytes.fromhex("0100050000000000000002" + "00010003" + "ff" * 8)
     assert begin.packed() == bytes.fromhex("07000000" + "01000100" + "ff" * 8 + "09" + "00" * 7)
     assert unpack_proposals([proposal.packed()] * 2) == [proposal] * 2
@@ -154,7 +154,7 @@ NUMBERS: dict[type[enum.Enum], str] = {
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_in_records_keep_their_meaning(kind: type[enum.Enum]) -> None:
     assert " ".join(f"{each.name}={each.value}" for each in kind) == NUMBERS[kind]
-    assert Protocols(2, 2) == OURS, "other numbers need another protocol"
+    assert Protocols(3, 3) == OURS, "other numbers need another protocol"
 
 
 @pytest.mark.parametrize(("field", "name"), [("has_rank_state", "rank_state"), ("stores", "store")])

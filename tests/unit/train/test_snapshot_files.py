@@ -263,6 +263,26 @@ def test_part_written_ahead_is_a_snapshot_once_it_is_committed(
     assert set(memory.parts()) == {part(4), part(5)}
 
 
+def test_own_part_seeded_first_leaves_the_shared_part_that_was_written_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
+    found = received(memory, 4, whole)
+    memory.seed(part(4, rank=0, ranks=1), body(4))
+    monkeypatch.setattr(part_files, "_fill", None)  # the content is there
+    memory.seed(part(4), found)
+    assert content(tmp_path / "shared.0", part(4)) == whole
+
+
+def test_part_written_ahead_in_an_earlier_read_is_written_again(tmp_path: Path) -> None:
+    """Its reader may have found it damaged, and the same part may come from storage then."""
+    memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
+    received(memory, 4, bytes(len(whole)))
+    memory.forget_ahead()
+    memory.seed(part(4), Body(3, [memoryview(whole)], zlib.crc32(whole)))
+    assert content(tmp_path / "shared.0", part(4)) == whole
+
+
 def test_changed_part_written_ahead_is_never_read(tmp_path: Path) -> None:
     memory, whole = MemoryBuffers(tmp_path, 0), bytes(range(250)) * 20
     found = received(memory, 4, whole)
@@ -283,7 +303,15 @@ def test_part_is_written_ahead_by_its_writer_alone_and_within_the_limit(tmp_path
 
 @pytest.mark.parametrize(
     ("steps", "keep", "left"),
-    [((1,), None, [1]), ((1, 2), 2, [2]), ((2, 1), 2, [2]), ((1, 2), 1, [1]), ((1, 2), None, [2])],
+    [
+        ((1,), None, [1]),
+        ((1, 2), 2, [2]),
+        ((2, 1), 2, [2]),
+        ((1, 2), 1, [1]),
+        ((1, 2), None, [2]),
+        ((2, 1), None, [2]),
+        ((2, 1), 3, [2]),
+    ],
 )
 def test_part_written_ahead_leaves_the_version_that_is_restored_without_it(
     tmp_path: Path, steps: tuple[int, ...], keep: int | None, left: list[int]

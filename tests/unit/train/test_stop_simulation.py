@@ -35,6 +35,7 @@ class Rules:
     buffer: Callable[..., int | None] = agreement.buffer_at_stop
     part: Callable[[Version, int], Part] = agreement.part_at_stop
     after: Callable[[Plan | None, list[Offer]], Version | None] = agreement.version_after
+    ahead: Callable[..., int] = agreement.buffer_ahead
     locks: bool = True
     checks_the_step: bool = True
 
@@ -116,8 +117,7 @@ class World:
         """Write the part ahead where it lacks, before its reader knows that it is whole."""
         for node in self.nodes:
             if plan.shared.part not in node.parts():
-                kept = next((each for each in node.parts() if each and each.version == keep), None)
-                node.buffers[buffer_to_overwrite(node.parts(), kept)].part = None
+                node.buffers[self.rules.ahead(node.parts(), keep)].part = None
 
     def check(self, plan: Plan | None, offers: list[Offer]) -> None:
         step = -1 if plan is None else plan.version.step
@@ -273,7 +273,9 @@ BUGS = {
     "takes the steps since the last snapshot as the interval": Rules(
         part=lambda version, _: agreement.part_at_stop(version, 1)
     ),
-    "overwrites the version to go back to": Rules(after=lambda *_: None),
+    "overwrites the version to go back to": Rules(
+        ahead=lambda held, _: agreement.buffer_to_overwrite(held, None)
+    ),
     "two ranks write at once": Rules(locks=False),
     "replaces a copy by an older regular one": Rules(checks_the_step=False),
 }
