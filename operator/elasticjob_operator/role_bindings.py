@@ -172,11 +172,14 @@ def _collected(refused: dict[str, KubeError], namespace: str) -> Iterator[None]:
         refused[namespace] = error
 
 
-def _pause_seconds(refused: Iterable[KubeError]) -> float:
+def _pause_seconds(refused: Iterable[KubeError], last: float) -> float:
     """Return the time to the next comparison. A quota, a policy or a validation refuses again; a
-    conflict, or a server without capacity or with a failed webhook, may not."""
+    conflict, or a server without capacity or with a failed webhook, may not: it is tried again
+    soon, then after twice the `last` pause."""
     lasting = all(isinstance(error, Forbidden | Invalid) for error in refused)
-    return RESYNC_SECONDS if lasting else RETRY_SECONDS
+    if lasting:
+        return RESYNC_SECONDS
+    return RETRY_SECONDS if last >= RESYNC_SECONDS else min(2 * last, RESYNC_SECONDS / 2)
 
 
 class Binder:
@@ -204,13 +207,14 @@ class Binder:
             keeper.cancel()
 
     async def _keep(self) -> None:
+        seconds = RESYNC_SECONDS
         while True:
             self._changed.clear()
             try:
                 changes, refused = await reconcile(self._kube, self._request)
                 self._note_foreign(changes.foreign)
                 self._note_refused(refused)
-                seconds = _pause_seconds(refused.values())
+                seconds = _pause_seconds(refused.values(), seconds)
                 self._health.ready = True
             except KubeError as error:
                 log.warning("cannot update the operator's access to namespaces: %s", error)

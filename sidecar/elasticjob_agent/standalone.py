@@ -419,10 +419,16 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         ) from error
 
 
+def _needs_files(options: Options) -> bool:
+    """Return True if any stream goes to a file. Raises `SettingsError`."""
+    chosen = (_streams("--redirects", options.redirects), _streams("--tee", options.tee))
+    return any(any(each.values()) if isinstance(each, dict) else bool(each) for each in chosen)
+
+
 def _log_folder(options: Options, name: str) -> Path | None:
     """Return the folder of the logs; a new one, which stays, for streams that need files."""
     if not options.log_dir:
-        if not options.redirects and not options.tee:
+        if not _needs_files(options):
             return None
         try:
             made = Path(tempfile.mkdtemp(prefix="elasticjob-logs-"))

@@ -12,7 +12,7 @@ Checks that the schema cannot express, of several values or of installed objects
 {{- range $component, $labels := dict "" .Values.commonLabels "operator" .Values.operator.podLabels "etcd" .Values.etcd.podLabels }}
 {{- range $key, $own := include "elasticjob.selectorLabels" (list $ $component) | fromYaml }}
 {{- $given := get ($labels | default dict) $key }}
-{{- if and $given (ne $given $own) }}
+{{- if and (hasKey ($labels | default dict) $key) (ne $given $own) }}
 {{- fail (printf "%s must not set %s to %s: the chart sets it, and selects its pods by it" (empty $component | ternary "commonLabels" (printf "%s.podLabels" $component)) $key $given) }}
 {{- end }}
 {{- end }}

@@ -1,6 +1,6 @@
 {{/* Names and labels. At most 40 characters, so that every suffix and a pod's ordinal fit. */}}
 {{- define "elasticjob.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | regexFind "^.*[A-Za-z0-9]" }}
 {{- end }}
 
 {{- define "elasticjob.fullname" -}}

@@ -88,6 +88,7 @@ class Choice:
         has_backend = self.backend != "static" and self._source("rdzv_backend") != "DEFAULT"
         has_own = self.backend == "c10d" and self.endpoint.endswith(":0")
         has_own = has_own or not (has_backend or self.endpoint or self.run_id)
+        has_own = has_own or self.backend == "static"
         if self.standalone:
             self._check_standalone()
         elif self.backend == "static" and not is_single:

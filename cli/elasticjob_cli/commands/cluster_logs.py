@@ -149,6 +149,8 @@ class _Reader:
             return not self._followed
         self.rounds = _rounds(self._job)
         finished = self._job.status.phase in FINISHED
+        for pod in self._errors.keys() & self._last.keys() - self._followed.keys() - set(begun):
+            del self._errors[pod]  # it was read until it was deleted
         for pod in begun:
             if pod not in self._followed and pod not in self._ended | self._last_reads:
                 self._follow(pod)

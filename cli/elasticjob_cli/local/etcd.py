@@ -281,10 +281,11 @@ def _has_option(program: Path, option: str) -> bool:
 
 def free_ports(count: int) -> list[int]:
     """Return this number of unused ports. Raises `CommandError`."""
-    sockets = [socket.socket() for _ in range(count)]
+    sockets: list[socket.socket] = []
     try:
-        for held in sockets:
-            held.bind((LOOPBACK, 0))
+        for _ in range(count):
+            sockets.append(socket.socket())
+            sockets[-1].bind((LOOPBACK, 0))
         return [held.getsockname()[1] for held in sockets]
     except OSError as error:
         ports = "a port" if count == 1 else f"{count} ports"

@@ -10,6 +10,7 @@ as torch's TCPStore, would abort it. A worker begins and ends as one of multipro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -156,7 +157,10 @@ def _run(call: Callable[[], int]) -> int:
     that this process's parent started.
     """
     process: Any = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(call()))
-    return int(process._bootstrap())
+    process._parent_pid, parent = os.getppid(), None
+    with contextlib.suppress(OSError):
+        parent = os.pidfd_open(process._parent_pid)  # readable once that process has ended
+    return int(process._bootstrap(parent_sentinel=parent))
 
 
 def _own_session() -> None:

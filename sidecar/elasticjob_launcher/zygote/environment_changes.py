@@ -147,7 +147,7 @@ class _File(Values):
                 self.run(node.orelse, False)
                 return
         caught = _continues_after_error(node)
-        failed = False
+        failed, known = False, set(self._changes.without_effect)
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
             for each in getattr(node, field, ()):
                 sure = certain and not loop and field not in ("handlers", "cases")
@@ -157,6 +157,8 @@ class _File(Values):
                     failed = failed or (caught and _may_fail(each))
                 else:
                     self.run(each.body, False)
+        if loop:  # a further iteration may find other variables
+            self._changes.without_effect &= known
 
     def _import(self, node: Any, certain: bool) -> None:
         for alias in node.names:

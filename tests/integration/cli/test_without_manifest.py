@@ -142,9 +142,13 @@ def test_agent_accepts_torchruns_command_line_and_variables(rig: LocalRig) -> No
         assert log.read_text() == f"rank {rank} got []\n"
 
 
-def test_one_node_may_host_its_store_at_any_port(rig: LocalRig) -> None:
+@pytest.mark.parametrize(
+    "rendezvous",
+    ["c10d --rdzv-endpoint=localhost:0", "static", "static --rdzv-endpoint=127.0.0.1:29500"],
+)
+def test_one_node_may_host_its_store_at_any_port(rig: LocalRig, rendezvous: str) -> None:
     (rig.job / "hello.py").write_text(SCRIPT)
-    words = "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=one"
+    words = f"--nnodes=1 --rdzv-backend={rendezvous} --rdzv-id=one"
     ran = rig.call("agent", *words.split(), "hello.py")
     assert ran.returncode == 0, ran.stderr
     assert "job one succeeded" in ran.stdout

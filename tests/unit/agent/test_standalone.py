@@ -36,6 +36,16 @@ OPTIONS = Options(
 )
 
 
+@pytest.mark.parametrize(("tee", "has_files"), [("0", False), ("0:0", False), ("1:1", True)])
+def test_log_folder_is_made_for_streams_that_need_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tee: str, has_files: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    agent = standalone_agent(replace(OPTIONS, tee=tee, redirects="0"))
+    assert (agent.settings.logs.folder is not None) == has_files
+    assert len(list(tmp_path.iterdir())) == has_files
+
+
 V2: dict[str, object] = {"rdzv_backend": "etcd-v2"}
 C10D: dict[str, object] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost"}
 

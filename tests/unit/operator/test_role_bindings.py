@@ -26,6 +26,7 @@ from elasticjob_operator.role_bindings import (
     Changes,
     Request,
     _parsed,
+    _pause_seconds,
     binding,
     due_changes,
     reconcile,
@@ -178,6 +179,15 @@ def test_refusal_that_may_pass_is_tried_again_soon(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(binder._keep())
     assert pauses == [seconds]
+
+
+def test_pauses_after_refusals_that_may_pass_grow() -> None:
+    refused, pauses = [Unreachable("create", "webhook failed", 500)], [RESYNC_SECONDS]
+    for _ in range(7):
+        pauses.append(_pause_seconds(refused, pauses[-1]))
+    assert pauses[1:4] == [RETRY_SECONDS, 2 * RETRY_SECONDS, 4 * RETRY_SECONDS]
+    assert pauses[-1] == RESYNC_SECONDS / 2
+    assert _pause_seconds([], pauses[-1]) == RESYNC_SECONDS
 
 
 def test_arguments_become_a_request() -> None:

@@ -139,7 +139,7 @@ def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: dateti
         return Plan((DeleteJob(),), phase, size)
     if failed_by_deadline(job):
         close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now)
-        if close.actions:
+        if close.actions or close.wake_at is not None:
             return close
     policy = job.spec.run_policy.clean_pod_policy
     unneeded = [

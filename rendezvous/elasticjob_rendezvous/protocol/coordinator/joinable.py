@@ -105,9 +105,12 @@ def _still_writing(snapshot: Snapshot, memory: Coordinator, opened: float) -> bo
     for assignment in seats:
         if assignment.id in members:
             member_loss.returned(assignment, memory.timers)
-    ids = [assignment.id for assignment in seats]
+    roster = view.rosters.get(snapshot.current.previous)
+    gang = [seat.id for seat in roster.seats] if roster else []
     # A previous coordinator that trained alone had no links to rely on.
-    outside = snapshot.own.record.id not in ids and ids != [peers.leader]
+    outside = gang != [peers.leader] and all(
+        assignment.id != snapshot.own.record.id for assignment in seats
+    )
     absent = [assignment for assignment in seats if assignment.id not in members]
     # Evaluate all, not only the first: each sets its own alarm.
     stopped = [

@@ -12,6 +12,22 @@ from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.etcd import free_ports
 
 
+def test_sockets_that_cannot_be_opened_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[socket.socket] = []
+
+    class Limited(socket.socket):
+        def __init__(self) -> None:
+            if len(opened) == 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            super().__init__()
+            opened.append(self)
+
+    monkeypatch.setattr(socket, "socket", Limited)
+    with pytest.raises(CommandError, match=r"3 ports cannot be bound on .*: Too many open files"):
+        free_ports(3)
+    assert [each.fileno() for each in opened] == [-1, -1]
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
     [

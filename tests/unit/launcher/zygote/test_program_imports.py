@@ -273,6 +273,17 @@ def test_variable_whose_change_is_not_followed_is_unknown(tmp_path: Path, name: 
     assert not found.known
 
 
+def test_condition_in_a_loop_may_hold_in_a_later_iteration(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    loop = "for x in sys.argv:\n    if 'B' in os.environ:\n        os.environ['A'] = x\n"
+    entry = project.write(
+        "train.py", f"import os, sys\n{loop}    os.environ['B'] = x\nimport torch"
+    )
+    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    assert found.sets == {"A", "B"}
+    assert "A" not in found.known
+
+
 LATER = {
     "a function": "def f():\n    os.environ.setdefault('A', '1')",
     "an unknown value": "os.environ['A'] = input()",

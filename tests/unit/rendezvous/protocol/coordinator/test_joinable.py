@@ -76,16 +76,21 @@ def test_time_to_obey_a_new_round_begins_with_that_round() -> None:
     assert job.later(0.1).act().ids == ids("ac")
 
 
-@pytest.mark.parametrize(("gang", "seconds"), [("a", 0.5), ("ab", 5.0)], ids=["alone", "of two"])
+@pytest.mark.parametrize(
+    ("gang", "done", "seconds"),
+    [("a", "", 0.5), ("ab", "", 5.0), ("ab", "b", 5.0)],
+    ids=["alone", "of two", "the last of two"],
+)
 def test_surplus_member_that_takes_over_waits_for_the_links_of_its_predecessor(
-    gang: str, seconds: float
+    gang: str, done: str, seconds: float
 ) -> None:
     """The former coordinator `a` is silent. A member that trained alone relied on its lease."""
-    job = Job("s", *gang, min_nodes=1, expected=len(gang)).sealed(*gang)
+    job = Job("s", *gang, min_nodes=1, expected=len(gang) - len(done)).sealed(*gang)
     job.coordinator.peers.led_by(identity("a"), job.now - 60)
     job.change("s", state=WAITING).gone("a").round(2, cause=LOSS, previous=1)
     if "b" in gang:
-        job.change("b", state=WAITING)
+        job.change("b", state=DONE if done else WAITING)
+    job.done(*done)
     job.idle().answers("a", Verdict.UNKNOWN)
     job.later(seconds - 0.1).idle()
     assert job.later(0.1).act().ids
