@@ -140,7 +140,7 @@ def agree(
             is_patient = True
             continue
         _check_known(plan, messages)
-        bodies = {}  # frees those of a refused plan
+        bodies: dict[Part, Body] = {}  # frees those of a refused plan
         bodies, outcome = reads.read(plan, gang, version_after(plan, offers, is_sharded))
         outcomes = [bytes(each)[0] for each in gang.gather(Exchange.READS, bytes([outcome]))]
         if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
