@@ -117,14 +117,9 @@ def pack_record(part: Part, body: Body) -> bytes:
     """Encode the record of a part."""
     checksum = body.checksum
     if checksum is None:
-        checksum = _checksum(body.views)
+        checksum = functools.reduce(lambda found, view: zlib.crc32(view, found), body.views, 0)
     record = _RECORD.pack(MAGIC, *fields_of(part), body.head_bytes, body.size, checksum)
     return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
-
-
-def _checksum(views: Sequence[memoryview], first: int = 0) -> int:
-    """Return the CRC-32 of views in a row, behind a content with the checksum `first`."""
-    return functools.reduce(lambda found, view: zlib.crc32(view, found), views, first)
 
 
 def joined_checksum(first: int, second: int, size: int) -> int:
@@ -456,17 +451,12 @@ def _halves(views: Sequence[memoryview]) -> tuple[list[memoryview], list[memoryv
 
 def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """Write views, in pieces that stay in the processor's cache; return their checksum."""
-    group: list[memoryview] = []
-    checksum = size = 0
+    checksum = 0
     for view in views:
         for first in range(0, view.nbytes, _PIECE_BYTES):
-            group.append(view[first : first + _PIECE_BYTES])
-            size += group[-1].nbytes
-            if size >= _PIECE_BYTES or len(group) == _MAX_VIEWS:
-                checksum = _checksum(group, checksum)
-                offset, group, size = _written(fd, group, offset), [], 0
-    checksum = _checksum(group, checksum)
-    _written(fd, group, offset)
+            piece = view[first : first + _PIECE_BYTES]
+            offset = _written(fd, [piece], offset)
+            checksum = zlib.crc32(piece, checksum)
     return checksum
 
 
