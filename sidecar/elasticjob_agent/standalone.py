@@ -201,7 +201,7 @@ def standalone_agent(options: Options) -> StandaloneAgent:
             leave_seconds=conf.leave_grace,
         ),
         # Agents of one run may share the folder, so each gets a subfolder.
-        logs=LogSettings(_log_folder(options, f"{run_id}_{name}")),
+        logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}", hooks.output)),
         stop_grace_seconds=stop_grace_seconds,
         hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,
@@ -419,16 +419,10 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         ) from error
 
 
-def _needs_files(options: Options) -> bool:
-    """Return True if any stream goes to a file. Raises `SettingsError`."""
-    chosen = (_streams("--redirects", options.redirects), _streams("--tee", options.tee))
-    return any(any(each.values()) if isinstance(each, dict) else bool(each) for each in chosen)
-
-
-def _log_folder(options: Options, name: str) -> Path | None:
+def _log_folder(log_dir: str, name: str, output: WorkerOutput) -> Path | None:
     """Return the folder of the logs; a new one, which stays, for streams that need files."""
-    if not options.log_dir:
-        if not _needs_files(options):
+    if not log_dir:
+        if not output.needs_files:
             return None
         try:
             made = Path(tempfile.mkdtemp(prefix="elasticjob-logs-"))
@@ -436,7 +430,7 @@ def _log_folder(options: Options, name: str) -> Path | None:
             raise SettingsError(f"--log-dir must be given: no temporary folder: {error}") from error
         log.info("the workers' logs are in %s", made)
         return made / name
-    folder = Path(options.log_dir).absolute()
+    folder = Path(log_dir).absolute()
     if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"--log-dir {echoed(options.log_dir)} is not a folder")
+        raise SettingsError(f"--log-dir {echoed(log_dir)} is not a folder")
     return folder / name

@@ -69,6 +69,12 @@ class WorkerOutput:
     prefix_template: str | None = None
     role: str = ""
 
+    @property
+    def needs_files(self) -> bool:
+        """True if a stream of any worker goes to a file."""
+        chosen = (self.redirects, self.tee)
+        return any(any(each.values()) if isinstance(each, Mapping) else each for each in chosen)
+
     def adjust(self, worker: WorkerStart) -> WorkerStart:
         """Return a worker's start parameters with these destinations."""
         local_rank, shown, unlogged = worker.local_rank, Std.ALL, worker.unlogged

@@ -52,10 +52,23 @@ _DEFAULTS = ("", False, "null", "default")
 """Values of such an option, besides those of `start_method`, that ask for nothing."""
 
 
+def _torch_option(name: str, short: str = "", variable: str = "", **settings: Any) -> Any:
+    """Return an option of torchrun, in both of its spellings and with its variable, `PET_NAME`.
+
+    Args:
+        name: parameter's name.
+        variable: another variable of torch with the same meaning.
+    """
+    words = dict.fromkeys((short, f"--{name.replace('_', '-')}", f"--{name}"))
+    variables = (f"PET_{name.upper()}", variable)
+    return typer.Option(
+        *filter(None, words), envvar=[*filter(None, variables)], show_envvar=False, **settings
+    )
+
+
 def _unused_option(name: str) -> Any:
-    """Return torchrun's option that is accepted without an effect."""
-    words = f"--{name.replace('_', '-')}", f"--{name}"
-    return typer.Option(*words, envvar=f"PET_{name.upper()}", show_envvar=False, hidden=True)
+    """Return an option of torchrun that is accepted without an effect."""
+    return _torch_option(name, hidden=True)
 
 
 def unused_options(given: Mapping[str, Any]) -> list[str]:
@@ -85,10 +98,9 @@ class Choice:
         with a c10d store at any port.
         """
         is_single = self.nnodes in ("1", "1:1")
-        has_backend = self.backend != "static" and self._source("rdzv_backend") != "DEFAULT"
-        has_own = self.backend == "c10d" and self.endpoint.endswith(":0")
-        has_own = has_own or not (has_backend or self.endpoint or self.run_id)
-        has_own = has_own or self.backend == "static"
+        is_chosen = self._source("rdzv_backend") != "DEFAULT" or self.endpoint or self.run_id
+        at_any_port = self.backend == "c10d" and self.endpoint.endswith(":0")
+        has_own = self.backend == "static" or at_any_port or not is_chosen
         if self.standalone:
             self._check_standalone()
         elif self.backend == "static" and not is_single:
@@ -134,54 +146,50 @@ def agent(
     ] = None,
     standalone: Annotated[
         bool,
-        typer.Option(
-            "--standalone", envvar="PET_STANDALONE", show_envvar=False,
+        _torch_option(
+            "standalone",
             help="Run a job of this one node, with a c10d store and an ID of its own.",
         ),
     ] = False,
     nnodes: Annotated[
         str,
-        typer.Option(
-            "--nnodes", metavar="MIN:MAX", envvar="PET_NNODES", show_envvar=False,
+        _torch_option(
+            "nnodes", metavar="MIN:MAX",
             help="Number of nodes of the job.",
         ),
     ] = "1:1",
     nproc_per_node: Annotated[
         str,
-        typer.Option(
-            "--nproc-per-node", "--nproc_per_node", metavar="N|auto|gpu|cpu",
-            envvar="PET_NPROC_PER_NODE", show_envvar=False,
+        _torch_option(
+            "nproc_per_node", metavar="N|auto|gpu|cpu",
             help="Workers on this node; auto: one per accelerator, or per CPU without any.",
         ),
     ] = "1",
     rdzv_backend: Annotated[
         str,
-        typer.Option(
-            "--rdzv-backend", "--rdzv_backend", metavar="etcd|etcd-v2|c10d",
-            envvar="PET_RDZV_BACKEND", show_envvar=False,
+        _torch_option(
+            "rdzv_backend", metavar="etcd|etcd-v2|c10d",
             help="etcd (its v3 API), etcd-v2 (the v2 API; torchrun calls it etcd), or c10d.",
         ),
     ] = "etcd",
     rdzv_endpoint: Annotated[
         str,
-        typer.Option(
-            "--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
-            envvar="PET_RDZV_ENDPOINT", show_envvar=False,
+        _torch_option(
+            "rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
             help="Addresses of etcd; for c10d the store's host, by default localhost:29400.",
         ),
     ] = "",
     rdzv_id: Annotated[
         str,
-        typer.Option(
-            "--rdzv-id", "--rdzv_id", envvar="PET_RDZV_ID", show_envvar=False,
+        _torch_option(
+            "rdzv_id",
             help="ID of the run; must be unique per run.",
         ),
     ] = "",
     rdzv_conf: Annotated[
         str,
-        typer.Option(
-            "--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...",
-            envvar="PET_RDZV_CONF", show_envvar=False,
+        _torch_option(
+            "rdzv_conf", metavar="KEY=VALUE,...",
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
             "leave_grace, scale_up_wait, hang_timeout, connect_timeout (seconds); increment, "
             "incarnation; protocol, cacert, cert, key, server_name, user, password, "
@@ -190,74 +198,71 @@ def agent(
     ] = "",
     max_restarts: Annotated[
         int,
-        typer.Option(
-            "--max-restarts", "--max_restarts", envvar="PET_MAX_RESTARTS", show_envvar=False,
+        _torch_option(
+            "max_restarts",
             help="Failures of the whole job before it fails; lost and leaving nodes do not count.",
         ),
     ] = 3,
     local_addr: Annotated[
         str,
-        typer.Option(
-            "--local-addr", "--local_addr", envvar="PET_LOCAL_ADDR", show_envvar=False,
+        _torch_option(
+            "local_addr",
             help="Address by which peers reach this machine; default: its source address to etcd.",
         ),
     ] = "",
     role: Annotated[
         str,
-        typer.Option("--role", envvar="PET_ROLE", show_envvar=False, help="The workers' role."),
+        _torch_option("role", help="The workers' role."),
     ] = "default",
     log_dir: Annotated[
         str,
-        typer.Option(
-            "--log-dir", "--log_dir", envvar="PET_LOG_DIR", show_envvar=False,
+        _torch_option(
+            "log_dir",
             help="Folder in which to keep the workers' logs.",
         ),
     ] = "",
     redirects: Annotated[
         str,
-        typer.Option(
-            "-r", "--redirects", metavar="STREAMS", envvar="PET_REDIRECTS", show_envvar=False,
+        _torch_option(
+            "redirects", short="-r", metavar="STREAMS",
             help="Streams that go to files only: 1 is output, 2 errors, 3 both; 0:3,1:2 by local "
             "rank. Without --log-dir the files are in a new temporary folder.",
         ),
     ] = "",
     tee: Annotated[
         str,
-        typer.Option(
-            "-t", "--tee", metavar="STREAMS", envvar="PET_TEE", show_envvar=False,
+        _torch_option(
+            "tee", short="-t", metavar="STREAMS",
             help="Streams that go to files and to this terminal, as for --redirects.",
         ),
     ] = "",
     local_ranks_filter: Annotated[
         str,
-        typer.Option(
-            "--local-ranks-filter", "--local_ranks_filter", metavar="RANK[,RANK]",
-            envvar="PET_LOCAL_RANKS_FILTER", show_envvar=False,
+        _torch_option(
+            "local_ranks_filter", metavar="RANK[,RANK]",
             help="Local ranks whose output is shown here; the files have all.",
         ),
     ] = "",
     shutdown_timeout: Annotated[
         int | None,
-        typer.Option(
-            "--shutdown-timeout", "--shutdown_timeout", metavar="SECONDS",
-            envvar=["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], show_envvar=False,
+        _torch_option(
+            "shutdown_timeout", metavar="SECONDS",
+            variable="TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
             help="Seconds between SIGTERM and SIGKILL of a worker; default: stop_grace of "
             "--rdzv-conf, 10.",
         ),
     ] = None,
     signals_to_handle: Annotated[
         str,
-        typer.Option(
-            "--signals-to-handle", "--signals_to_handle", metavar="SIGNAL[,SIGNAL]",
-            envvar="PET_SIGNALS_TO_HANDLE", show_envvar=False,
+        _torch_option(
+            "signals_to_handle", metavar="SIGNAL[,SIGNAL]",
             help="Signals on which this node leaves; default: SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
         ),
     ] = "",
     virtual_local_rank: Annotated[
         bool,
-        typer.Option(
-            "--virtual-local-rank", "--virtual_local_rank", envvar="PET_VIRTUAL_LOCAL_RANK",
-            show_envvar=False,
+        _torch_option(
+            "virtual_local_rank",
             help="Every worker sees a single GPU as device 0, and has LOCAL_RANK 0.",
         ),
     ] = False,
@@ -281,15 +286,15 @@ def agent(
     ] = "",
     no_python: Annotated[
         bool,
-        typer.Option(
-            "--no-python", "--no_python", envvar="PET_NO_PYTHON", show_envvar=False,
+        _torch_option(
+            "no_python",
             help="SCRIPT is an executable program.",
         ),
     ] = False,
     module: Annotated[
         bool,
-        typer.Option(
-            "-m", "--module", envvar="PET_MODULE", show_envvar=False,
+        _torch_option(
+            "module", short="-m",
             help="SCRIPT is a module, as in python -m.",
         ),
     ] = False,

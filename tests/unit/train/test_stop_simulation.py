@@ -34,7 +34,6 @@ class Rules:
 
     buffer: Callable[..., int | None] = agreement.buffer_at_stop
     part: Callable[[Version, int], Part] = agreement.part_at_stop
-    after: Callable[[Plan | None, list[Offer]], Version | None] = agreement.version_after
     ahead: Callable[..., int] = agreement.buffer_ahead
     locks: bool = True
     checks_the_step: bool = True
@@ -95,7 +94,7 @@ class World:
                 if plan and each.part == plan.shared.part and each.content != plan.version
             }
             if plan is not None:
-                self.receive(plan, self.rules.after(plan, offers))
+                self.receive(plan, agreement.version_after(plan, offers))
             if not bad:
                 break
             refused |= bad

@@ -34,6 +34,7 @@ from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
+from elasticjob_operator.domain.plan.launch_failures import failed_since
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
@@ -114,14 +115,8 @@ def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
     if status.pods is None or status.pods.active >= (status.wanted_nodes or 0):
         return
     finals = [found.final_time for found in status.rounds if found.final_time is not None]
-    since = max(finals, default=None)
-    failed = [
-        pod
-        for pod in pods
-        if pod.launch_failed and (since is None or (pod.ended_at or pod.created_at) > since)
-    ]
-    if failed:
-        last = max(failed, key=lambda pod: (pod.ended_at or pod.created_at, pod.index))
+    if failed := failed_since(pods, max(finals, default=None)):
+        last = failed[-1]
         reason = f": {quoted(last.end_message)}" if last.end_message else ""
         yield Blocker(f"{last.name} could not be started{reason}")
 

@@ -24,10 +24,14 @@ replaced at once."""
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
     """Return the pods that failed at launch since the last round became final, oldest first."""
-    since = view.since if view.state is RendezvousState.FINAL else _last_final_at(view)
-    found = [
-        pod for pod in failed if pod.launch_failed and (since is None or _end_time(pod) > since)
-    ]
+    return failed_since(
+        failed, view.since if view.state is RendezvousState.FINAL else _last_final_at(view)
+    )
+
+
+def failed_since(pods: Iterable[Pod], since: datetime | None) -> list[Pod]:
+    """Return the pods that failed at launch after that time, or at any time, oldest first."""
+    found = [pod for pod in pods if pod.launch_failed and (since is None or _end_time(pod) > since)]
     return sorted(found, key=lambda pod: (_end_time(pod), pod.index))
 
 

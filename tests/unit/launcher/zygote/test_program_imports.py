@@ -223,12 +223,17 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
 }  # fmt: skip
 
 
+def analysed(folder: Path, text: str) -> ImportAnalysis:
+    """Return the analysis of a program with this text before its import of torch; A is set."""
+    project = Project(folder)
+    entry = project.write("train.py", f"import os, sys\n{text}\nimport torch\n")
+    return analyse_imports([entry], project.search, project.installed, {"A": "given"})
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> None:
     source, expected = CHANGES[name]
-    project = Project(tmp_path)
-    entry = project.write("train.py", f"import os, sys\n{source}\nimport torch\n")
-    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    found = analysed(tmp_path, source)
     changes = [step for step in found.steps if not isinstance(step, WantedImport)]
     assert [(each.name, each.value if each.known else "?") for each in changes] == expected
     assert found.steps[-1] == WantedImport("torch")
@@ -244,9 +249,7 @@ UNCHANGED = {
 @pytest.mark.parametrize("name", UNCHANGED)
 def test_variable_that_the_program_leaves_unchanged_is_known(tmp_path: Path, name: str) -> None:
     """Workers have OMP_NUM_THREADS, and many packages read it: else none would be preloaded."""
-    project = Project(tmp_path)
-    entry = project.write("train.py", f"import os\n{UNCHANGED[name]}\nimport torch\n")
-    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    found = analysed(tmp_path, UNCHANGED[name])
     assert found.sets == found.known == {"A"}
 
 
@@ -265,21 +268,14 @@ UNFOLLOWED = {
 
 @pytest.mark.parametrize("name", UNFOLLOWED)
 def test_variable_whose_change_is_not_followed_is_unknown(tmp_path: Path, name: str) -> None:
-    project = Project(tmp_path)
-    text = UNFOLLOWED[name].format(sets="os.environ['A'] = input()")
-    entry = project.write("train.py", f"import os, sys\n{text}\nimport torch\n")
-    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    found = analysed(tmp_path, UNFOLLOWED[name].format(sets="os.environ['A'] = input()"))
     assert found.sets == {"A"}
     assert not found.known
 
 
 def test_condition_in_a_loop_may_hold_in_a_later_iteration(tmp_path: Path) -> None:
-    project = Project(tmp_path)
     loop = "for x in sys.argv:\n    if 'B' in os.environ:\n        os.environ['A'] = x\n"
-    entry = project.write(
-        "train.py", f"import os, sys\n{loop}    os.environ['B'] = x\nimport torch"
-    )
-    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    found = analysed(tmp_path, f"{loop}    os.environ['B'] = x")
     assert found.sets == {"A", "B"}
     assert "A" not in found.known
 
@@ -293,9 +289,7 @@ LATER = {
 
 @pytest.mark.parametrize("name", LATER)
 def test_variable_that_the_program_may_change_is_unknown(tmp_path: Path, name: str) -> None:
-    project = Project(tmp_path)
-    entry = project.write("train.py", f"import os, sys\n{LATER[name]}\nimport torch\n")
-    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    found = analysed(tmp_path, LATER[name])
     assert found.sets == {"A"}
     assert not found.known
 
