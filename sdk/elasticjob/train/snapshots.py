@@ -329,6 +329,8 @@ class Snapshots:
     def _end_replication(self) -> None:
         """End the replication; the next `save` with states of the ranks begins another one."""
         self._compared = 0
+        if self._stop is not None:
+            self._stop.own_committed = None
         if self._replication is not None:
             self._replication.close()
             self._copied = self._replication.generations.confirmed
@@ -614,6 +616,8 @@ class Snapshots:
         if self._replication is None:
             self._replicas = 0
             return False
+        if self._stop is not None:
+            self._stop.own_committed = self._replication.send_step
         self._report.change(replicas=self._replicas)
         if self._copied is None:
             self._replication.restored(*self._found)

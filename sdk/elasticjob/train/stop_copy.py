@@ -5,7 +5,8 @@ the saved step. A fault of another rank stops this one there, in its backward. S
 `save` keeps the state: references to tensors that only the optimizers change, copies of all others.
 The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
 workers; one that ends with an exception makes it by itself. The own state of a rank is committed in
-each step. See docs/decisions/0087-a-copy-at-the-stop.md and 0091-own-states-of-each-step.md.
+each step, there and on other nodes. See docs/decisions/0087-a-copy-at-the-stop.md,
+0091-own-states-of-each-step.md and 0101-own-states-on-other-nodes.md.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticjob import train
+from elasticjob.train.buffers import OWN_BYTES
 from elasticjob.train.codec import encode
 from elasticjob.train.held_state import Copies, Held, NotHeld, Sources
 from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
 from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
+    from elasticjob.train.part_files import Body
 
 log = logging.getLogger("elasticjob.train")
 
@@ -58,8 +63,6 @@ BEGUN_SHARE = 0.25
 same `save` so copy the same step."""
 LATE_SHARE = 1.5
 """Usual durations of a step after whose begin its end is not waited for: it may hang."""
-OWN_BYTES = 1 << 20
-"""Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
 STEP_SECONDS = 1.0
@@ -87,6 +90,8 @@ class StopCopy:
     ) -> None:
         self.is_on = False
         """True if all ranks hold: `state` is then called in each step of all of them."""
+        self.own_committed: Callable[[Part, Body], None] | None = None
+        """Called with the own part of each step, for its copies on other nodes."""
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
         self._policy = HoldPolicy(max_overhead)
@@ -234,6 +239,8 @@ class StopCopy:
         if buffers is None or body.size > OWN_BYTES:
             raise NotHeld
         buffers.commit_own(part, body)
+        if self.own_committed is not None:
+            self.own_committed(part, body)
 
     def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
         """Hold the state of this step as another part, after an older version than the last one.
