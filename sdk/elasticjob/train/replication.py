@@ -183,12 +183,16 @@ class Replication:
         """End the announced generation: this rank has no part to copy."""
         self._state = State.FAILED
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the copies in progress, for a limited time."""
+        if self._sender is not None:
+            self._sender.join(max(0.0, seconds))
+
     def close(self) -> None:
         """Wait for the copies in progress, for a limited time; accept no more."""
         for each in self._step_senders:
             each.close()
-        if self._sender is not None:
-            self._sender.join(END_SECONDS)
+        self.wait(END_SECONDS)
         if self._receiver is not None:
             self._receiver.close()
 

@@ -84,6 +84,7 @@ _EXIT_PRIORITY = 0
 """The least with which a function at the end of a process precedes the wait for its children."""
 MAX_REPLICAS = 8
 MAX_OVERHEAD = 0.01
+MIN_KEPT_SECONDS = 1.0
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
@@ -224,6 +225,9 @@ class Snapshots:
             self._reached,
         )
         self._is_each_step = every_steps == 1
+        self._keeps = False
+        """True if the ranks, whose states are not held, keep them before a planned stop."""
+        self._taken_at = time.monotonic()
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
@@ -402,7 +406,8 @@ class Snapshots:
         self._pace.entered(step)
         unasked = not store and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
-        is_due = store or step >= self._next_step
+        keeps = not store and self._keeps and train.link().stops_unasked(in_memory=True)
+        is_due = store or keeps or step >= self._next_step
         if self._stop is not None:
             state, rank_state = self._held(self._stop, gang, step, state, rank_state, is_due)
             self._stop.listen()
@@ -411,6 +416,7 @@ class Snapshots:
             return False
         if self._overlap is not None:
             self._overlap.begin()
+        until = self._kept_until(keeps)  # first for copies in progress, which no new ones may follow
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
         begins, store_due = self._schedule(gang, step, rank_state is not None, store)
@@ -423,7 +429,7 @@ class Snapshots:
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = self._overlap
-        if store or (overlap is not None and not overlap.is_possible):
+        if store or keeps or (overlap is not None and not overlap.is_possible):
             overlap = None
         stage = None if overlap is None else overlap.stage
         version = Version(step, gang.number)
@@ -476,8 +482,29 @@ class Snapshots:
                 log.error("%s. The job stops without it", error)
             else:
                 train.checkpointed(step)
+        if keeps:
+            self._await_copies(until)
+            gang.gather(Exchange.KEPT, b"")  # all ranks have their parts, or cannot write them
+            train.link().kept()
         self._pace.left(step, copied=True)
         return True
+
+    def _kept_until(self, keeps: bool) -> float:
+        """Return the time by `time.monotonic` up to which a snapshot before a planned stop waits
+        for copies on other nodes; wait for those in progress.
+
+        It does not wait longer than the steps since the last snapshot took, at least a second.
+        """
+        now = time.monotonic()
+        since, self._taken_at = max(MIN_KEPT_SECONDS, now - self._taken_at), now
+        until = now + min(since, train.link().stop_seconds / 2)
+        if keeps:
+            self._await_copies(until)
+        return until
+
+    def _await_copies(self, until: float) -> None:
+        if self._replication is not None:
+            self._replication.wait(until - time.monotonic())
 
     def _compare(self, gang: Gang, has_own_part: bool) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
@@ -581,8 +608,10 @@ class Snapshots:
         self._is_measured = any(each.is_measured for each in begins)
         self._has_place = any(each.has_place for each in begins)
         self._store.is_shared = any(each.stores for each in begins)
+        is_held = all(each.holds for each in begins)
+        self._keeps = self._has_place and not self._store.is_shared and not is_held
         if self._stop is not None:
-            self._stop.start(all(each.holds for each in begins))
+            self._stop.start(is_held)
         lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
         self._report.change(replicas=0, limit=self._limit, **lost)
         self._memory.report_refusal()

@@ -454,6 +454,51 @@ def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
     assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
 
 
+def answered(job: Job) -> int:
+    """Return the points passed at the last answer."""
+    answer = layout.unpack_answer(job.progress.read_bytes())
+    assert answer is not None
+    return answer.saved
+
+
+def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> None:
+    snapshots = job.started(every_steps=100)
+    assert not snapshots.save(1, {"x": 1}, 1)
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.flags == layout.KEEPS
+    asked(job, point=3)
+    assert not snapshots.save(2, {"x": 2}, 2)
+    assert answered(job) == 0
+    assert snapshots.save(3, {"x": 3}, 3)
+    assert answered(job) == 3
+    assert checkpoint(job) == (-1, 0)  # memory is no checkpoint
+    assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
+    snapshots.close()
+    found = train.Snapshots(every_steps=100).restore()
+    assert found is not None
+    assert (found.step, found.place) == (3, "memory")
+
+
+def test_script_that_saves_before_planned_stops_itself_keeps_nothing_more(job: Job) -> None:
+    snapshots = job.started(every_steps=100)
+    train.should_checkpoint()
+    asked(job, point=2)
+    assert not snapshots.save(1, {"x": 1}, 1)
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert (record.flags, record.points) == (layout.SAVES, 1)
+
+
+def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    snapshots = job.started(every_steps=100, optimizers=optimizer)
+    snapshots.save(1, {"x": torch.zeros(2)})
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.points == 0
+
+
 def test_failed_last_snapshot_does_not_end_the_training(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
