@@ -416,7 +416,9 @@ class Snapshots:
             return False
         if self._overlap is not None:
             self._overlap.begin()
-        until = self._kept_until(keeps)  # first for copies in progress, which no new ones may follow
+        until = self._kept_until(
+            keeps
+        )  # first for copies in progress, which no new ones may follow
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
         begins, store_due = self._schedule(gang, step, rank_state is not None, store)
@@ -436,7 +438,9 @@ class Snapshots:
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
             state, rank_state = parted
+        is_connected = self._replication is not None
         began += self._compare(gang, rank_state is not None)
+        begins = begins or (self._replication is not None and not is_connected)
         ranks = 0 if rank_state is None else gang.size
         part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
         writes_shared = self._local_rank == 0
@@ -509,9 +513,10 @@ class Snapshots:
     def _compare(self, gang: Gang, has_own_part: bool) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
 
-        The ranks exchange it at the first snapshot of a round, the second, the fourth, and so on: a
-        rank that alone has an own part would wait for the others, or write parts that no restore
-        finds complete. The value of a function is known only here, and so are the shards.
+        The ranks exchange it at the first snapshot of a round, or the first state that is held,
+        then at the second call, the fourth, and so on: a rank that alone has an own part would wait
+        for the others, or write parts that no restore finds complete. The value of a function is
+        known only here, and so are the shards.
 
         Returns the seconds that it took, most of them waiting for slower ranks.
         """
@@ -521,7 +526,7 @@ class Snapshots:
             told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]))
             check_same("save()", [{"rank_state": bool(each[0])} for each in told])
             if has_own_part and self._replication is None:
-                self._replicates(gang)  # the next snapshot is the first to be copied
+                self._replicates(gang)
         return time.perf_counter() - began
 
     def _held(
@@ -535,6 +540,8 @@ class Snapshots:
             return state, rank_state
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
+        if not self._compared:  # own states of each step are copied from now on
+            began += self._compare(gang, rank_state is not None)
         ranks = 0 if rank_state is None else gang.size
         version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.

@@ -90,6 +90,7 @@ class World:
         self.size = NODES * self.local_ranks
         self.interval = self.random.choice((1, 3, 5))
         self.safe = -1
+        self.copied: set[Part] = set()
 
     def run(self) -> None:
         for _ in range(ROUNDS):
@@ -116,9 +117,11 @@ class World:
         ]
         actors = {rank.number: self.work(rank, ranks, plan) for rank in ranks}
         links = {rank.number: self.link(rank) for rank in ranks}
-        for _ in range(self.random.randrange(60 * self.size)):
-            next(actors[self.random.choice(list(actors))], None)
-            next(links[self.random.choice(list(links))], None)
+        for _ in range(self.random.randrange(15 * self.size)):
+            number = self.random.choice(list(actors))
+            for _ in range(self.random.choice((1, 1, 2, 20))):  # a rank may be ahead
+                next(actors[number], None)
+                next(links[number], None)
         killed = [ranks[self.random.randrange(self.size)]]
         if self.random.random() < 0.4:
             lost = killed[0].node
@@ -218,6 +221,7 @@ class World:
                 index = self.rules.step_slot(peer.held(name), part)
                 if index is not None:
                     yield from self.write(peer.of(name)[index], part)
+                self.copied.add(part)
 
     def locked(self, node: Node) -> Actor:
         while node.is_locked:
@@ -245,10 +249,12 @@ class World:
         there = {part for node in self.nodes for part in node.parts()}
         self.safe = max((each.step for each in agreement.complete_versions(there)), default=-1)
         held = {rank.held[0] for rank in ranks if rank.held is not None}
+        here = {rank.number for rank in ranks}
+        lost = {part for part in self.copied if part.rank not in here}  # each copy must be there
         ends = self.random.choice((None, None, self.random.randrange(20)))
         if ends is None:
             for part in held:
-                if all(part._replace(rank=rank) in there for rank in range(self.size)):
+                if all(part._replace(rank=rank) in there | lost for rank in range(self.size)):
                     self.safe = max(self.safe, part.version.step)
         copies = {rank.number: self.copy(rank, actors[rank.number]) for rank in ranks}
         at = 0
@@ -312,7 +318,11 @@ BUGS = {
     "one slot for the copy of another rank's state": Rules(step_slot=lambda *_: 0),
     "counts the copies of other ranks as own parts": Rules(own_parts_alone=False),
     "overwrites the newer copy": Rules(
-        step_slot=lambda held, _: held.index(max(held, key=lambda each: each or Part(Version(-1, 0), 0, 0, 0)))
+        step_slot=lambda held, _: (
+            max((part, index) for index, part in enumerate(held))[1]
+            if None not in held
+            else held.index(None)
+        )
     ),
 }
 

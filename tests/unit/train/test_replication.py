@@ -437,7 +437,9 @@ def test_changed_message_of_a_step_ends_the_connection(
         named = links._packed(Part(Version(0, 0), 1, 0, 0), None, Body(0, []))
         nonce = links._introduced(link, KEY, b"steps", named)
         size = OWN_BYTES + 1 if change == "size" else 100
-        header = links._packed(own(1, 2 if change == "rank" else 1), None, Body(3, [memoryview(bytes(size))]))
+        header = links._packed(
+            own(1, 2 if change == "rank" else 1), None, Body(3, [memoryview(bytes(size))])
+        )
         proof = links._step_proof(KEY, nonce, 1 if change == "order" else 0, header)
         proof.update(bytes(size))
         content = b"!" * size if change == "content" else bytes(size)

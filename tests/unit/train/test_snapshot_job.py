@@ -480,16 +480,6 @@ def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> Non
     assert (found.step, found.place) == (3, "memory")
 
 
-def test_script_that_saves_before_planned_stops_itself_keeps_nothing_more(job: Job) -> None:
-    snapshots = job.started(every_steps=100)
-    train.should_checkpoint()
-    asked(job, point=2)
-    assert not snapshots.save(1, {"x": 1}, 1)
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
-    assert (record.flags, record.points) == (layout.SAVES, 1)
-
-
 def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
     snapshots = job.started(every_steps=100, optimizers=optimizer)
@@ -546,14 +536,15 @@ def test_training_continues_until_the_stop_after_a_failed_last_snapshot(job: Job
     assert not snapshots.save(3, {"x": 3}, 3)
 
 
-@pytest.mark.parametrize("way", ["asks", "callback", "no storage"])
-def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str) -> None:
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("way", ["asks", "callback"])
+def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str, stores: bool) -> None:
     storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}
-    job.settings(everySteps=100, **({} if way == "no storage" else {"storage": storage}))
+    job.settings(everySteps=100, **({"storage": storage} if stores else {}))
     snapshots = job.started()
     if way == "asks":
         assert not train.should_checkpoint()
-    elif way == "callback":
+    else:
         train.on_leave(lambda: None)
     asked(job, point=2, seconds=0.05)
     assert [snapshots.save(step, {"x": step}, step) for step in (1, 2, 3)] == [False] * 3
