@@ -133,7 +133,7 @@ def asked_to_save(node: Node) -> Node:
     ids=["to be asked", "to be asked in a hurry", "to save", "to save in a hurry"],
 )
 def test_workers_of_leaving_member_run_until_saved(
-    asked: bool, leave_seconds: float, seconds: float, way: dict[str, bool]
+    asked: bool, leave_seconds: float, seconds: float, way: dict[str, Any]
 ) -> None:
     b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(replace(LEAVES, **way)))
     assert isinstance(b.directive, Run)
