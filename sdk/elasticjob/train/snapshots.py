@@ -407,9 +407,13 @@ class Snapshots:
         unasked = not store and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
         keeps = not store and self._keeps and train.link().stops_unasked(in_memory=True)
+        is_early = (unasked or keeps) and step < self._next_step
+        interval = self._next_step - self._newest.step if is_early else None
         is_due = store or keeps or step >= self._next_step
         if self._stop is not None:
-            state, rank_state = self._held(self._stop, gang, step, state, rank_state, is_due)
+            state, rank_state = self._held(
+                self._stop, gang, step, state, rank_state, is_due, interval
+            )
             self._stop.listen()
         if not is_due:
             self._pace.left(step, copied=False)
@@ -423,7 +427,7 @@ class Snapshots:
         newest = self._newest
         begins, store_due = self._schedule(gang, step, rank_state is not None, store)
         if self._newest != newest and self._stop is not None:
-            self._rename(self._stop, gang, step, rank_state)
+            self._rename(self._stop, gang, step, rank_state, interval)
         used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._memory.remove_former(None)
@@ -442,7 +446,7 @@ class Snapshots:
         began += self._compare(gang, rank_state is not None)
         begins = begins or (self._replication is not None and not is_connected)
         ranks = 0 if rank_state is None else gang.size
-        part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
+        part = self._part(version, ranks, interval)._replace(reshards=parted is not None)
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
@@ -529,8 +533,26 @@ class Snapshots:
                 self._replicates(gang)
         return time.perf_counter() - began
 
+    def _part(self, version: Version, ranks: int, interval: int | None) -> Part:
+        """Return the shared part of a snapshot of all ranks.
+
+        Args:
+            interval: steps between two regular snapshots, for one that a planned stop needs before
+                it is due: the steps since the last one would be a shorter interval.
+        """
+        if interval is not None:
+            return part_at_stop(version, interval, ranks)
+        return Part(version, SHARED, ranks, self._newest.step)
+
     def _held(
-        self, stop: StopCopy, gang: Gang, step: int, state: Any, rank_state: Any, is_due: bool
+        self,
+        stop: StopCopy,
+        gang: Gang,
+        step: int,
+        state: Any,
+        rank_state: Any,
+        is_due: bool,
+        interval: int | None,
     ) -> tuple[Any, Any]:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
@@ -545,19 +567,21 @@ class Snapshots:
         ranks = 0 if rank_state is None else gang.size
         version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.
-        part = Part(version, SHARED, ranks, self._newest.step)
         if not is_due:
-            part = part_at_stop(version, self._next_step - self._newest.step, ranks)
+            interval = self._next_step - self._newest.step
+        part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
-    def _rename(self, stop: StopCopy, gang: Gang, step: int, rank_state: Any) -> None:
+    def _rename(
+        self, stop: StopCopy, gang: Gang, step: int, rank_state: Any, interval: int | None
+    ) -> None:
         """Give the state of this step, which is held, the version before that all ranks have."""
         own = None if rank_state is None else (gang.rank, rank_state)  # as it was held
         ranks = 0 if own is None else gang.size
-        part = Part(Version(step, gang.number), SHARED, ranks, self._newest.step)
+        part = self._part(Version(step, gang.number), ranks, interval)
         stop.rename(part, self._newest, own)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.agreement import SHARED
+from elasticjob.train.agreement import SHARED, Offer, decide, interval_before
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.job import Reached, ReachedFile, local_rank, lost_since, reached_on
 from elasticjob.train.part_files import held
@@ -478,6 +478,23 @@ def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> Non
     found = train.Snapshots(every_steps=100).restore()
     assert found is not None
     assert (found.step, found.place) == (3, "memory")
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_snapshot_before_a_planned_stop_keeps_the_interval_of_the_regular_ones(
+    job: Job, stores: bool
+) -> None:
+    storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}
+    job.settings(everySteps=10, **({"storage": storage} if stores else {}))
+    snapshots = job.started()
+    taken(snapshots, 11)
+    asked(job, point=13, seconds=0.05)
+    assert [snapshots.save(step, {"x": step}, step) for step in (12, 13)] == [False, True]
+    snapshots.close()
+    offers = [Offer(memory=tuple(MemoryBuffers(job.memory, 0).parts()))]
+    plan = decide(offers)
+    assert plan is not None
+    assert (plan.version.step, interval_before(plan, offers)) == (13, 10)
 
 
 def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
