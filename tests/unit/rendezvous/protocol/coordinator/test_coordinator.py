@@ -8,9 +8,9 @@ import pytest
 
 from elasticjob_rendezvous.protocol.coordinator.bootstrap import LARGE_GANG, LARGE_GANG_SECONDS
 from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
-from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
+from elasticjob_rendezvous.protocol.coordinator.round_writes import DELETES_PER_TXN, KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.events import Verdict
-from elasticjob_rendezvous.protocol.kv import Compare, Target
+from elasticjob_rendezvous.protocol.kv import Compare, Delete, Target
 from elasticjob_rendezvous.protocol.liveness.member_loss import TOOK_OVER
 from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
@@ -460,6 +460,36 @@ def test_records_ten_rounds_old_are_deleted_with_the_seal() -> None:
     assert set(view.histories) == kept | {number}
     assert {old for old, found in view.failures.items() if found} == kept
     assert {old for old, found in view.dones.items() if found} == kept
+
+
+def test_seal_deletes_the_records_of_a_round_once() -> None:
+    """etcd refuses a transaction of more than 128 operations: no round would be sealed again."""
+    job = Job("a", "b", min_nodes=2, max_nodes=2, max_restarts=1000).sealed("a", "b").idle()
+    for number in range(1, 4 * KEPT_ROUNDS):
+        job.failure("a", round=number, step=number).done("b", round=number).later(100).act()
+        for name in ("a", "b"):
+            job.change(name, state=MemberState.WAITING, round=number)
+        assert job.act().state is FROZEN
+        seal_of = confirm(job, "a", "b").decide()
+        assert seal_of is not None
+        job.act()
+        for name in ("a", "b"):
+            job.change(name, state=MemberState.RUNNING, round=number + 1)
+        job.act()
+    deleted = [op.key for op in seal_of.txn.success if isinstance(op, Delete)]
+    old = number + 1 - KEPT_ROUNDS
+    keys = (KEYS.roster(old), KEYS.history(old), KEYS.failures(old), KEYS.dones(old))
+    assert sorted(deleted) == sorted(keys)
+
+
+def test_seal_deletes_no_more_than_a_transaction_holds() -> None:
+    job = Job("a", "b", max_nodes=2)
+    number, many = 100, range(1, 80)
+    for old in many:
+        job.failure("a", round=old)
+    job.round(number, FROZEN, ids=ids("ab"), previous=number - 1)
+    confirm(job, "a", "b").act()
+    assert len(job.view().failures) == len(many) - DELETES_PER_TXN
 
 
 def job_cause() -> Any:
