@@ -33,8 +33,9 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     if silent and not timers.over(timer, bounds.confirm_seconds):
         memory.awaited = len(silent)
         return None
+    assert snapshot.view.round is not None
     for late in silent:
-        memory.silenced.silence(late.id, snapshot.clock.now)
+        memory.silenced.silence(late.id, snapshot.view.round.modified, snapshot.clock.now)
     size = legal_size(bounds, len(confirmed))
     if size == 0:
         return _reopen(snapshot, silent)

@@ -11,22 +11,42 @@ from elasticjob_rendezvous.protocol.records.members import Round
 from elasticjob_rendezvous.protocol.records.roster import Roster
 
 FIRST_PENALTY_SECONDS = 15.0
+LONGEST_PENALTY_SECONDS = 300.0
+FORGIVEN_SECONDS = 600.0
+"""Time after the end of a penalty from which the next one is the first again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """Penalty of a member after `times` failures to confirm, the last one of revision `asked`."""
+
+    asked: int
+    times: int
+    until: float
 
 
 @dataclass(slots=True)
 class SilentMembers:
-    """Penalty of each member; every failure to confirm doubles the next one."""
+    """Penalty of each member; every failure to confirm doubles the next one, up to a maximum."""
 
-    _penalties: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Member -> number of failures, end of the penalty."""
+    _penalties: dict[str, Penalty] = field(default_factory=dict)
 
-    def silence(self, id: str, now: float) -> None:
-        times = self._penalties.get(id, (0, 0.0))[0]
-        self._penalties[id] = (times + 1, now + FIRST_PENALTY_SECONDS * 2**times)
+    def silence(self, id: str, asked: int, now: float) -> None:
+        """Count the failure to confirm this revision of the round.
+
+        It counts once: the coordinator decides again after each write that etcd refused.
+        """
+        last = self._penalties.get(id)
+        if last is not None and last.asked == asked:
+            return
+        forgiven = last is None or now >= last.until + FORGIVEN_SECONDS
+        times = 0 if last is None or forgiven else last.times
+        seconds = min(FIRST_PENALTY_SECONDS * 2.0 ** min(times, 16), LONGEST_PENALTY_SECONDS)
+        self._penalties[id] = Penalty(asked, times + 1, now + seconds)
 
     def ids(self, timers: Timers) -> set[str]:
         """Return the members that do not count now; the timers wake when a penalty ends."""
-        return {id for id, (_, until) in self._penalties.items() if not timers.passed(until)}
+        return {id for id, last in self._penalties.items() if not timers.passed(last.until)}
 
 
 @dataclass(slots=True)
