@@ -95,8 +95,8 @@ def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpd
     """Leave a failure uncharged; a next round that began for the failure gets the real cause."""
     current = snapshot.current
     cause, roster = current.cause, snapshot.view.rosters.get(number)
-    present, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
-    losses = repeated_losses.after_loss(current, reason, roster, present, utc_ms)
+    registered, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
+    losses = repeated_losses.after_loss(current, reason, roster, registered, utc_ms)
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
         cause = repeated_losses.explained(reason, losses, roster, snapshot.bounds)
     counts = counted(current.counts, reason.kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.protocol.coordinator import repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
@@ -74,6 +75,8 @@ def _seal(snapshot: Snapshot, memory: Coordinator, members: list[Member]) -> Rou
     sealed = encode(roster)
     detect_ms = memory.detected_ms.get(number)
     history = at_seal(current, roster, memory.timers, detect_ms, snapshot.clock)
+    utc_ms = snapshot.clock.utc_ms
+    losses = repeated_losses.at_seal(snapshot.view, current, roster, bounds, utc_ms)
     final = replace(
         current,
         state=RoundState.FINAL,
@@ -84,6 +87,7 @@ def _seal(snapshot: Snapshot, memory: Coordinator, members: list[Member]) -> Rou
         master_address=roster.master_address,
         master_port=roster.master_port,
         master_name=roster.seats[0].name,
+        losses=losses,
     )
     ops: tuple[Op, ...] = (
         Put(keys.roster(number), sealed),
