@@ -11,7 +11,7 @@ from elasticjob_rendezvous.protocol.records.members import Round
 from elasticjob_rendezvous.protocol.records.roster import Roster
 
 FIRST_PENALTY_SECONDS = 15.0
-LONGEST_PENALTY_SECONDS = 300.0
+LONGEST_PENALTY_SECONDS = 900.0
 FORGIVEN_SECONDS = 600.0
 """Time after the end of a penalty from which the next one is the first again."""
 

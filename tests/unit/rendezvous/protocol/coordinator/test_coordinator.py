@@ -446,7 +446,7 @@ def test_failure_to_confirm_counts_once_while_etcd_refuses_the_seal() -> None:
 @pytest.mark.parametrize(
     ("pause", "penalties"),
     [
-        (0.0, [15, 30, 60, 120, 240, 300, 300]),
+        (0.0, [15, 30, 60, 120, 240, 480, 900, 900]),
         (FORGIVEN_SECONDS - 1, [15, 30]),
         (FORGIVEN_SECONDS, [15, 15]),
     ],
