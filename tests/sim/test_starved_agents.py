@@ -52,7 +52,7 @@ def starve_before_seals(seed: int, victim: Victim) -> World:
     world = gang(seed, 3, Engine)
     pod = victim(world)
     end = world.now + BUSY_SECONDS
-    world.faults.stop_agent(pod, STARVED_SECONDS)
+    world.faults.stop_agent(pod, 2 * STARVED_SECONDS)
     while world.now < end:
         cause = current(world).cause
         opened = current(world).state is RoundState.JOINABLE and cause.kind is CauseKind.JOIN

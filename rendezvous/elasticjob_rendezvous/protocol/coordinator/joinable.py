@@ -114,7 +114,8 @@ def _still_writing(snapshot: Snapshot, memory: Coordinator, opened: float) -> bo
     absent = [assignment for assignment in seats if assignment.id not in members]
     check = member_loss.StopCheck(view, snapshot.bounds, peers, memory.timers, opened, outside)
     # Evaluate all, not only the first: each sets its own alarm.
-    return not all([check.has_stopped(assignment) for assignment in absent])
+    stopped = [check.has_stopped(assignment) for assignment in absent]
+    return not all(stopped)
 
 
 def _backs_off(current: Round, timers: Timers) -> bool:

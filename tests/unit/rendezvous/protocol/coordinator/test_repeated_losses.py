@@ -458,7 +458,7 @@ def seal_without(job: Job, *names: str) -> Round:
     assert stored is not None
     for name in names:
         job.change(name, confirmed=stored.modified)
-    if not set(ids(*names)) == set(current.ids):
+    if set(ids(*names)) != set(current.ids):
         job.idle().later(10)  # the others do not confirm in time
     current = job.act()
     assert (current.number, current.state, current.nodes) == (2, RoundState.FINAL, len(names))
