@@ -61,6 +61,9 @@ class Coordinator:
         leavers: member of the final round -> its reason for leaving.
         detected_ms: round -> time from the first symptom to its opening.
         awaited: number of members that must still report before anything is due; 0: not known.
+        doubted: ended round whose failure is charged after a new read of everything, unless that
+            shows another reason; 0: none.
+        checked: ended round for which everything was read again.
     """
 
     peers: FailureDetector = field(default_factory=FailureDetector)
@@ -71,6 +74,13 @@ class Coordinator:
     detected_ms: dict[int, int] = field(default_factory=dict)
     active: bool = False
     awaited: int = 0
+    doubted: int = 0
+    checked: int = 0
+
+    @property
+    def must_read(self) -> bool:
+        """True if a decision requires a new read of everything first."""
+        return self.doubted != self.checked
 
     def take_over(self, now: float, proven_gone: Iterable[Session]) -> None:
         """Begin a coordinatorship: all timers restart on this process's clock.
@@ -82,6 +92,7 @@ class Coordinator:
         self.peers.begin(proven_gone, now)
         self.leavers.clear()
         self.detected_ms.clear()
+        self.doubted = self.checked = 0
         self.active = True
 
     def resign(self) -> None:
