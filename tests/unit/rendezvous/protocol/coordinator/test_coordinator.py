@@ -518,11 +518,11 @@ def test_seal_deletes_the_records_of_a_round_once() -> None:
         assert job.act().state is FROZEN
         seal_of = confirm(job, "a", "b").decide()
         assert seal_of is not None
+        deleted = [op.key for op in seal_of.txn.success if isinstance(op, Delete)]
         job.act()
         for name in ("a", "b"):
             job.change(name, state=MemberState.RUNNING, round=number + 1)
         job.act()
-    deleted = [op.key for op in seal_of.txn.success if isinstance(op, Delete)]
     old = number + 1 - KEPT_ROUNDS
     keys = (KEYS.roster(old), KEYS.history(old), KEYS.failures(old), KEYS.dones(old))
     assert sorted(deleted) == sorted(keys)
