@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from elasticjob_agent.settings import AgentSettings
 from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.errors import EtcdError, Retryable
+from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, Retryable
 from elasticjob_rendezvous.etcd.shared_key import shared_key
 from elasticjob_rendezvous.protocol.kv import Range
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
@@ -22,6 +24,9 @@ from elasticjob_rendezvous.protocol.records.members import Round, RoundState
 log = logging.getLogger("elasticjob.agent")
 
 ATTEMPT_SECONDS = 3.0
+RETRY_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 class PreflightError(Exception):
@@ -34,7 +39,7 @@ async def preflight_check(settings: AgentSettings, connect_seconds: float) -> Ag
     Return the settings with the key that etcd keeps for this run, if it does.
 
     Raises:
-        PreflightError: etcd does not answer, or the run is closed.
+        PreflightError: etcd does not answer or accepts no write, or the run is closed.
     """
     deadline = time.monotonic() + connect_seconds
     try:
@@ -45,35 +50,49 @@ async def preflight_check(settings: AgentSettings, connect_seconds: float) -> Ag
             password=settings.etcd.password,
             request_timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, connect_seconds)),
         ) as client:
-            round_ = await _read_round(client, settings, deadline)
+            round_ = await _persistent(settings, deadline, lambda: _read_round(client, settings))
             if round_ is not None and round_.state is RoundState.CLOSED:
                 raise PreflightError(_closed(settings, round_))
             if not settings.key_in_etcd:
                 return settings
-            _, job_key = await shared_key(client, settings.prefix)
+            _, job_key = await _persistent(
+                settings, deadline, lambda: shared_key(client, settings.prefix)
+            )
             return replace(settings, job_key=job_key)
+    except Ambiguous as error:
+        problem = f"{_where(settings)} accepted no write within {connect_seconds:g} s"
+        raise PreflightError(f"etcd at {problem}: {error}") from error
     except Retryable as error:
-        where = ", ".join(settings.etcd.endpoints)
-        problem = f"no etcd answered at {where} within {connect_seconds:g} s"
-        raise PreflightError(f"{problem}: {error}") from error
+        problem = f"{_where(settings)} within {connect_seconds:g} s"
+        raise PreflightError(f"no etcd answered at {problem}: {error}") from error
     except EtcdError as error:
         raise PreflightError(str(error)) from error
 
 
-async def _read_round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:
-    key = Keys(settings.prefix).round
+def _where(settings: AgentSettings) -> str:
+    return ", ".join(settings.etcd.endpoints)
+
+
+async def _persistent(
+    settings: AgentSettings, deadline: float, request: Callable[[], Awaitable[T]]
+) -> T:
+    """Repeat a request until etcd serves it, up to the deadline."""
     logged = False
     while True:
         try:
-            found = await client.range(Range(key))
-            break
+            return await request()
         except Retryable as error:
             if time.monotonic() >= deadline:
                 raise
             if not logged:
                 log.warning("%s: %s; retrying", settings.name, error)
                 logged = True
-            await asyncio.sleep(error.delay_seconds)
+            await asyncio.sleep(max(RETRY_SECONDS, error.delay_seconds))
+
+
+async def _read_round(client: Client, settings: AgentSettings) -> Round | None:
+    key = Keys(settings.prefix).round
+    found = await client.range(Range(key))
     try:
         return decode(Round, key, found.kvs[0].value) if found.kvs else None
     except MalformedRecord as error:

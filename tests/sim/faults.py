@@ -51,12 +51,14 @@ class Faults:
 
     def crash(self, pod: Pod, _: float) -> None:
         """End all processes of the pod; its machine lives and refuses connections."""
+        self._excuse_whole_gangs(FENCED_SECONDS)
         pod.die()
         self.world.controller.gone(pod)
 
     def power_off(self, pod: Pod, _: float) -> None:
         """Power the machine off: it is silent from now on."""
         self.world.truth.trouble()
+        self._excuse_whole_gangs(FENCED_SECONDS)
         pod.die(silent=True)
         self.world.controller.gone(pod)
 
@@ -301,11 +303,12 @@ class Faults:
     def _excuse_whole_gangs(self, seconds: float) -> None:
         """Excuse whole gangs that were cut off from etcd and from all other pods: nobody could
         probe them, and they learn only now of rounds begun meanwhile, or that they are divided.
+        If etcd lost its data nobody knows of them, so those within reach are not probed either.
         """
         alive = self.world.alive()
         for pod in alive:
             apart = any(not self.world.network.joined(pod.id, other.id) for other in alive)
-            if apart and self.world.running.outlives_etcd(pod):
+            if (apart or self.world.truth.robbed) and self.world.running.outlives_etcd(pod):
                 pod.excused_until = max(pod.excused_until, self.world.now + seconds)
                 self.world.running.look_again(pod.excused_until)
 

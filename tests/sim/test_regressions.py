@@ -57,3 +57,10 @@ def test_coordinator_outside_the_round_waits_for_links_to_its_predecessor() -> N
     result = simulate(6926, plan=schedule.plan(6926, "one-way"))
     if result.violation is not None:
         pytest.fail(report(result), pytrace=False)
+
+
+def test_coordinator_with_a_silent_watch_does_not_charge_a_loss() -> None:
+    """A member is lost before it has a link; the coordinator learns of it by a new read alone."""
+    result = simulate(930029, plan=schedule.plan(930029, "refusing"))
+    if result.violation is not None:
+        pytest.fail(report(result), pytrace=False)

@@ -12,7 +12,7 @@ import pytest
 from elasticjob_rendezvous.protocol.coordinator import repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.repeated_losses import TRAINED_SECONDS
 from elasticjob_rendezvous.protocol.engine import Engine
-from elasticjob_rendezvous.protocol.records.members import CauseKind, Round
+from elasticjob_rendezvous.protocol.records.members import CauseKind, Round, RoundState
 from elasticjob_rendezvous.protocol.worker_group import Workers
 from tests.sim import schedule
 from tests.sim.invariants import repeated_losses as checks
@@ -47,6 +47,23 @@ def starve(seed: int, fault: str, victim: Victim, nodes: int = 3, **fields: Any)
     return world
 
 
+def starve_before_seals(seed: int, victim: Victim) -> World:
+    """Take the processor from one agent whenever a round has opened for it."""
+    world = gang(seed, 3, Engine)
+    pod = victim(world)
+    end = world.now + BUSY_SECONDS
+    world.faults.stop_agent(pod, 2 * STARVED_SECONDS)
+    while world.now < end:
+        cause = current(world).cause
+        opened = current(world).state is RoundState.JOINABLE and cause.kind is CauseKind.JOIN
+        if opened and pod.name in cause.members and not pod.frozen:
+            world.faults.stop_agent(pod, STARVED_SECONDS)
+            world.run(world.now + STARVED_SECONDS)
+        else:
+            world.run(world.now + 0.02)
+    return world
+
+
 def current(world: World) -> Round:
     assert world.checker.round is not None
     return world.checker.round
@@ -78,6 +95,18 @@ def test_rounds_of_a_gang_with_a_node_increment_are_bounded(victim: Victim) -> N
         patch.object(checks, "check", lambda *_: None),
     ):
         without = causes(starve(0, "stop_agent", victim, 4, **GAPS))
+    assert len(without) > 2 * len(kinds)
+
+
+@pytest.mark.parametrize("victim", [member, leader])
+def test_rounds_that_open_for_a_starved_agent_are_bounded(victim: Victim) -> None:
+    """It is lost again before each of them is sealed, so no roster names it."""
+    kinds = causes(starve_before_seals(0, victim))
+    assert kinds[0] is CauseKind.LOSS
+    assert set(kinds[1:]) == {CauseKind.JOIN}
+    assert len(kinds) <= 8
+    with patch.object(repeated_losses, "at_seal", lambda _, current, *__: current.losses):
+        without = causes(starve_before_seals(0, victim))
     assert len(without) > 2 * len(kinds)
 
 

@@ -14,7 +14,13 @@ from typing import Any, assert_never
 
 from elasticjob_launcher.proof import Peer
 from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, LeaseLost, Terminal
+from elasticjob_rendezvous.etcd.errors import (
+    Ambiguous,
+    EtcdError,
+    InvalidRequest,
+    LeaseLost,
+    Terminal,
+)
 from elasticjob_rendezvous.etcd.reachability import all_refuse
 from elasticjob_rendezvous.links import dial, wire
 from elasticjob_rendezvous.links.server import PeerServer
@@ -119,6 +125,7 @@ class Driver:
         self._leaving: wire.Leaving = ()
         self._checking_reach = False
         self._renewals = 0
+        self._refused = ""
 
     def post(self, event: Event) -> None:
         """Pass an event to the engine at once or, when changes are batched, within GATHER_SECONDS.
@@ -295,7 +302,11 @@ class Driver:
             self.post(TxnDone(result))
 
     def _failed(self, error: EtcdError) -> None:
-        log.debug("%s", error)
+        """Report a failed request; log one that etcd refuses for its content, which is repeated."""
+        refused = str(error) if isinstance(error, InvalidRequest) else ""
+        news = refused not in ("", self._refused)
+        self._refused = refused or self._refused
+        log.log(logging.WARNING if news else logging.DEBUG, "%s", error)
         self.post(RequestFailed(str(error), isinstance(error, Terminal)))
 
     async def _watch(self, watch: Watch) -> None:

@@ -64,6 +64,8 @@ def take_read(state: EngineState, event: ReadDone) -> None:
     whole = isinstance(read, Read) and any(r.covers(state.keys.bounds) for r in read.ranges)
     if whole and state.inflight.is_up_to_date(state.watches):
         state.doubt = False
+    if whole:
+        state.coordinator.checked = state.coordinator.doubted
     own = state.own
     seen = any(r.covers(own.key) and not r.limit for r, _ in event.ranges)
     if state.session and seen and own.stored is None:

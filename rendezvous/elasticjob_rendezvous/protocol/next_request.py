@@ -45,7 +45,7 @@ def next_request(state: EngineState) -> Request | None:
         state.refused = Refused(reason, RefusalKind.BOUNDS)
         return Write(own_key.drop(own, own.stored))
     txn = _own_write(state, own, own.stored)
-    return Write(txn) if txn is not None else election.next_write(state, own, own.stored)
+    return Write(txn) if txn is not None else election.next_request(state, own, own.stored)
 
 
 def _enter(state: EngineState, own: MemberKey) -> Request | None:

@@ -310,6 +310,14 @@ class View:
             case ("history", number) if is_number(number):
                 self.histories.pop(int(number), None)
             case ("failures", number, id) if is_number(number):
-                self.failures.get(int(number), {}).pop(id, None)
+                _forget(self.failures, int(number), id)
             case ("done", number, id) if is_number(number):
-                self.dones.get(int(number), {}).pop(id, None)
+                _forget(self.dones, int(number), id)
+
+
+def _forget(by_round: dict[int, dict[str, T]], number: int, id: str) -> None:
+    """Drop a record about a round; with its last one the round is known no more."""
+    found = by_round.get(number, {})
+    found.pop(id, None)
+    if not found:
+        by_round.pop(number, None)

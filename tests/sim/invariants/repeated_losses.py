@@ -34,6 +34,8 @@ def check(checker: Checker, before: Round, after: Round) -> None:
     reopened = before.state is RoundState.FINAL and after.number == before.number + 1
     if reopened and after.state is RoundState.JOINABLE and after.cause.kind is CauseKind.LOSS:
         _check_counted(checker, before, after)
+    if before.state is RoundState.FROZEN and after.state is RoundState.FINAL:
+        _check_newcomers(checker, before, after)
     _check_kept(checker, before, after)
     held, soon = held_back(checker, after), held_back(checker, after, 30.0)
     if before.state is not RoundState.FROZEN and after.state is RoundState.FROZEN:
@@ -78,13 +80,28 @@ def _check_counted(checker: Checker, before: Round, after: Round) -> None:
     """Check that each loss lengthens the row of its member, unless most of the gang is lost."""
     roster = checker.sealed.get(before.number)
     seats = () if roster is None else roster.seats
-    lost = [seat.id for seat in seats if seat.name in after.cause.members]
+    lost = [seat for seat in seats if seat.name in after.cause.members]
     counts = 2 * len(lost) <= len(seats)
-    old = {row.member: row.times for row in before.losses}
+    old = {row.member: row for row in before.losses}
     new = {row.member: row.times for row in after.losses}
-    for id in lost:
-        times = old.get(id, 0) + counts
-        checker.need(new.get(id, 0) == times, "losses are counted", f"{id}: {old} became {new}")
+    for seat in lost:
+        row = old.get(seat.id)
+        known = row is not None and row.session == seat.session.rstrip("~")
+        times = (0 if row is None else row.times) + (counts and not known)
+        detail = f"{seat.id}: {old} became {new}"
+        checker.need(new.get(seat.id, 0) == times, "losses are counted", detail)
+
+
+def _check_newcomers(checker: Checker, before: Round, after: Round) -> None:
+    """Check that a seal counts losses of absent members alone, for which the round opened."""
+    old = {row.member: row.times for row in before.losses}
+    grown = [row for row in after.losses if row.times > old.get(row.member, 0)]
+    names = after.cause.members if after.cause.kind is CauseKind.JOIN else ()
+    for row in grown:
+        came = checker.registered_seconds(row.member) < NEWS_SECONDS or checker.is_disturbed()
+        one = row.times == old.get(row.member, 0) + 1
+        real = row.name in names and came and one
+        checker.need(real, "losses are counted", f"{row} at the seal of {after}")
 
 
 def _check_kept(checker: Checker, before: Round, after: Round) -> None:

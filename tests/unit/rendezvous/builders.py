@@ -175,6 +175,11 @@ class Job:
     def decide(self) -> RoundUpdate | None:
         """Return the coordinator's next act, if any."""
         own = self.stored(self.leader)
+        act = decide(self.coordinator, self.view(), own, self.clock, self.initial_bounds)
+        if not self.coordinator.must_read:
+            return act
+        assert act is None
+        self.coordinator.checked = self.coordinator.doubted  # `view` has read everything
         return decide(self.coordinator, self.view(), own, self.clock, self.initial_bounds)
 
     def commit(self, txn: Txn) -> TxnResult:

@@ -12,6 +12,7 @@ from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
     with_late_preemption,
 )
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
+from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
@@ -71,11 +72,12 @@ def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams
     return cause_with_reasons(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)
 
 
-def decide_charges(
-    snapshot: Snapshot, peers: FailureDetector, timers: Timers
-) -> RoundUpdate | None:
-    """Charge or excuse the failure of an ended round, once the decision is due."""
-    current = snapshot.current
+def decide_charges(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
+    """Charge or excuse the failure of an ended round, once the decision is due.
+
+    A consequence is charged only on a new read: a watch that delivers nothing hides the loss.
+    """
+    current, timers = snapshot.current, memory.timers
     if current.state is RoundState.CLOSED:
         return None
     for number in current.pending:
@@ -85,8 +87,11 @@ def decide_charges(
             )
             if reason is not None:
                 return _leave_uncharged(snapshot, number, reason)
-            if not _decision_is_due(snapshot, number, peers, timers):
+            if not _decision_is_due(snapshot, number, memory.peers, timers):
                 continue
+            memory.doubted = number
+            if memory.must_read:
+                return None
         return _charge(snapshot, number, timers)
     return None
 
@@ -95,8 +100,8 @@ def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpd
     """Leave a failure uncharged; a next round that began for the failure gets the real cause."""
     current = snapshot.current
     cause, roster = current.cause, snapshot.view.rosters.get(number)
-    present, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
-    losses = repeated_losses.after_loss(current, reason, roster, present, utc_ms)
+    registered, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
+    losses = repeated_losses.after_loss(current, reason, roster, registered, utc_ms)
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
         cause = repeated_losses.explained(reason, losses, roster, snapshot.bounds)
     counts = counted(current.counts, reason.kind)

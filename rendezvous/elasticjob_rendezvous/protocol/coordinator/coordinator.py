@@ -71,9 +71,11 @@ def _in_round(memory: Coordinator, snapshot: Snapshot) -> RoundUpdate | None:
         report = SaveReport(SaveResult.NOT_TRAINING)
         return close(snapshot, replace(closing.outcome, save=report))
     if current.state is not RoundState.FROZEN and (
-        act := decide_charges(snapshot, memory.peers, timers) or apply_late_preemption(snapshot)
+        act := decide_charges(snapshot, memory) or apply_late_preemption(snapshot)
     ):
         return act
+    if memory.must_read:
+        return None
     match current.state:
         case RoundState.JOINABLE:
             return joinable.next_act(snapshot, memory)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from elasticjob_rendezvous.protocol import member_key as own_key
 from elasticjob_rendezvous.protocol import session as sessions
 from elasticjob_rendezvous.protocol.coordinator import coordinator
-from elasticjob_rendezvous.protocol.effects import Write
+from elasticjob_rendezvous.protocol.effects import Read, Write
 from elasticjob_rendezvous.protocol.kv import Txn
 from elasticjob_rendezvous.protocol.member_key import MemberKey
 from elasticjob_rendezvous.protocol.records.members import Member, begun_as
@@ -39,8 +39,10 @@ def resign(state: EngineState, stored: Versioned[Member]) -> Txn:
     return own_key.move(state.own, stored)
 
 
-def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Write | None:
-    """Return the write due for the whole job: the round's next step, or another coordinator."""
+def next_request(
+    state: EngineState, own: MemberKey, stored: Versioned[Member]
+) -> Read | Write | None:
+    """Return the request due for the whole job: the round's next step, or another coordinator."""
     if not state.coordinator.active:
         return _depose(state, own, stored)
     if state.lease.holds(state.now):
@@ -50,6 +52,8 @@ def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) ->
         if act is not None:
             state.inflight.note = act.note
             return Write(act.txn)
+        if state.coordinator.must_read:
+            return Read(state.everything)
         state.alarm.set(state.coordinator.timers.wake)
     roster = state.rounds.roster
     others = {assignment.id for assignment in roster.seats} if roster else set()

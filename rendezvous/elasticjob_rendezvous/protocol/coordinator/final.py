@@ -153,8 +153,8 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
     elif failures and cause.kind is CauseKind.FAILURE:
         pending = (*pending, number)
     roster = snapshot.view.rosters.get(number)
-    present, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
-    losses = repeated_losses.after_loss(current, cause, roster, present, utc_ms)
+    registered, utc_ms = snapshot.view.members(), snapshot.clock.utc_ms
+    losses = repeated_losses.after_loss(current, cause, roster, registered, utc_ms)
     cause = repeated_losses.explained(cause, losses, roster, snapshot.bounds)
     _note_detection(snapshot, memory, judgement)
     again = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.protocol.coordinator import repeated_losses
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
@@ -33,8 +34,9 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     if silent and not timers.over(timer, bounds.confirm_seconds):
         memory.awaited = len(silent)
         return None
+    assert snapshot.view.round is not None
     for late in silent:
-        memory.silenced.silence(late.id, snapshot.clock.now)
+        memory.silenced.silence(late.id, snapshot.view.round.modified, snapshot.clock.now)
     size = legal_size(bounds, len(confirmed))
     if size == 0:
         return _reopen(snapshot, silent)
@@ -73,6 +75,8 @@ def _seal(snapshot: Snapshot, memory: Coordinator, members: list[Member]) -> Rou
     sealed = encode(roster)
     detect_ms = memory.detected_ms.get(number)
     history = at_seal(current, roster, memory.timers, detect_ms, snapshot.clock)
+    utc_ms = snapshot.clock.utc_ms
+    losses = repeated_losses.at_seal(snapshot.view, current, roster, bounds, utc_ms)
     final = replace(
         current,
         state=RoundState.FINAL,
@@ -83,6 +87,7 @@ def _seal(snapshot: Snapshot, memory: Coordinator, members: list[Member]) -> Rou
         master_address=roster.master_address,
         master_port=roster.master_port,
         master_name=roster.seats[0].name,
+        losses=losses,
     )
     ops: tuple[Op, ...] = (
         Put(keys.roster(number), sealed),

@@ -112,13 +112,9 @@ def _still_writing(snapshot: Snapshot, memory: Coordinator, opened: float) -> bo
         assignment.id != snapshot.own.record.id for assignment in seats
     )
     absent = [assignment for assignment in seats if assignment.id not in members]
+    check = member_loss.StopCheck(view, snapshot.bounds, peers, memory.timers, opened, outside)
     # Evaluate all, not only the first: each sets its own alarm.
-    stopped = [
-        member_loss.has_stopped(
-            assignment, view, snapshot.bounds, peers, memory.timers, opened, outside=outside
-        )
-        for assignment in absent
-    ]
+    stopped = [check.has_stopped(assignment) for assignment in absent]
     return not all(stopped)
 
 

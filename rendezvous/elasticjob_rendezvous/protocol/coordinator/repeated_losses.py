@@ -3,7 +3,9 @@
 An agent without processor time loses its lease, registers again once it runs, and is lost again:
 each time its gang stops and starts twice. A member that was lost more than once, without a round
 that trained with it since, gets a rank again only after it has been registered for a while, which
-doubles with each loss. Others do not wait for it; a gang that cannot form without it does.
+doubles with each loss. Others do not wait for it; a gang that cannot form without it does. A member
+for which a round opened, and that is gone before its seal, counts as lost as well: its gang stopped
+for it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     LossRow,
+    Member,
     Round,
     RoundState,
+    begun_as,
     cause_with_reasons,
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, legal_size
-from elasticjob_rendezvous.protocol.replica import View
+from elasticjob_rendezvous.protocol.replica import Versioned, View
+
+Members = Mapping[str, Versioned[Member]]
 
 TRAINED_SECONDS = 60.0
 """Minimum duration of a final round that counts as training: as in `crash_loop`."""
@@ -72,10 +78,19 @@ def delay_seconds(row: LossRow, bounds: RendezvousParams) -> float:
     return min(bounds.keep_alive_seconds * 2.0 ** min(row.times - 2, 16), LONGEST_DELAY_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Loss of one member; `session` is the one that ended, or empty if it was only cut off."""
+
+    member: str
+    name: str
+    session: str
+
+
 def after_loss(
-    current: Round, cause: Cause, ended: Roster | None, present: Container[str], utc_ms: int
+    current: Round, cause: Cause, ended: Roster | None, members: Members, utc_ms: int
 ) -> tuple[LossRow, ...]:
-    """Return the rows after the end of round `ended` for this cause; `present` ids are registered.
+    """Return the rows after the end of round `ended` for this cause; `members` are registered.
 
     The loss of more than half of a gang is not counted: its cause is etcd or the network. The row
     of an absent member, as of a replaced pod, ends when its round is no longer kept.
@@ -83,23 +98,31 @@ def after_loss(
     lost = _lost(cause, ended)
     if ended is None or 2 * len(lost) > len(ended.seats):
         return current.losses
-    rows = {row.member: row for row in current.losses}
-    for assignment in lost:
-        before = rows.pop(assignment.id, LossRow(assignment.id, "", 0, 0, utc_ms))
-        rows[assignment.id] = replace(
-            before,
-            name=assignment.name,
-            times=before.times + 1,
-            round=max(before.round, ended.number),
-            last_ms=utc_ms,
-        )
-    gone = {row.member for row in rows.values() if _is_gone(row, ended, present)}
+    losses = [_loss_of(assignment, members) for assignment in lost]
+    rows = _counted(current.losses, losses, ended.number, utc_ms)
+    gone = {row.member for row in rows.values() if _is_gone(row, ended, members)}
     kept = {
         member: row
         for member, row in rows.items()
         if member not in gone or ended.number - row.round <= KEPT_ROUNDS
     }
     return _bounded(kept, gone)
+
+
+def at_seal(
+    view: View, current: Round, roster: Roster, bounds: RendezvousParams, utc_ms: int
+) -> tuple[LossRow, ...]:
+    """Return the rows when round `current` is sealed: some for which it opened may be lost already.
+
+    As in `after_loss` the loss of more than half of the members is not counted.
+    """
+    lost = _lost_newcomers(view, current, bounds)
+    if not lost or len(lost) > len(roster.seats):
+        return current.losses
+    rows = _counted(current.losses, lost, roster.number, utc_ms)
+    members = view.members()
+    gone = {row.member for row in rows.values() if _is_gone(row, roster, members)}
+    return _bounded(rows, gone)
 
 
 def explained(
@@ -200,6 +223,51 @@ def _lost(cause: Cause, ended: Roster | None) -> list[RankAssignment]:
         return []
     names = frozenset(cause.members)
     return [assignment for assignment in ended.seats if assignment.name in names]
+
+
+def _loss_of(assignment: RankAssignment, members: Members) -> _Loss:
+    session, member = begun_as(assignment.session), members.get(assignment.id)
+    stays = member is not None and begun_as(member.record.session) == session
+    return _Loss(assignment.id, assignment.name, "" if stays else session)
+
+
+def _lost_newcomers(view: View, current: Round, bounds: RendezvousParams) -> list[_Loss]:
+    """Return the members for which this round opened that were lost since.
+
+    A cause has their names alone, which a replaced pod has as well: the last one that went counts.
+    """
+    if current.cause.kind is not CauseKind.JOIN:
+        return []
+    names = set(current.cause.members)
+    names -= {member.record.name for member in view.members().values()}
+    last = {member.name: member for member in view.departed.values() if member.name in names}
+    return [
+        _Loss(member.id, member.name, begun_as(member.session))
+        for member in last.values()
+        if view.leaves(member.id) is None and bounds.marked(member.id) is None
+    ]
+
+
+def _counted(
+    rows: Iterable[LossRow], losses: Iterable[_Loss], number: int, utc_ms: int
+) -> dict[str, LossRow]:
+    """Return the rows with these losses, which round `number` showed, in order of time.
+
+    The end of one session is one loss, even if several rounds that it broke are judged by it.
+    """
+    found = {row.member: row for row in rows}
+    for loss in losses:
+        before = found.pop(loss.member, LossRow(loss.member, "", 0, 0, utc_ms))
+        known = before.session == loss.session != ""
+        found[loss.member] = replace(
+            before,
+            name=loss.name,
+            times=before.times + (not known),
+            round=max(before.round, number),
+            last_ms=before.last_ms if known else utc_ms,
+            session=loss.session,
+        )
+    return found
 
 
 def _is_gone(row: LossRow, ended: Roster, present: Container[str]) -> bool:

@@ -71,7 +71,7 @@ def round_end(
     if lost:
         names = tuple(assignment.name for assignment in lost)
         ids = [assignment.id for assignment in lost]
-        symptom = peers.symptom(ids) or timers.since(("lost", ids[0]))
+        symptom = peers.symptom(ids) or timers.since(("lost", number, ids[0]))
         return RoundEnd(cause=Cause(CauseKind.LOSS, names), symptom=symptom)
     if leaving:
         first = timers.since(("leave", number))

@@ -148,14 +148,18 @@ KEPT_ROUNDS = 10
 
 
 def outdated(view: View, number: int) -> list[Delete]:
-    """Return the deletions of rounds too old to be kept once round `number` is sealed."""
+    """Return the deletions of rounds too old to be kept once round `number` is sealed.
+
+    At most as many as one write holds: the next seals delete the rest.
+    """
     keys, last = view.keys, number - KEPT_ROUNDS
-    return [
+    found = [
         *(Delete(keys.roster(old)) for old in view.rosters if old <= last),
         *(Delete(keys.history(old)) for old in view.histories if old <= last),
         *(Delete(keys.failures(old), prefix=True) for old in view.failures if old <= last),
         *(Delete(keys.dones(old), prefix=True) for old in view.dones if old <= last),
     ]
+    return found[:DELETES_PER_TXN]
 
 
 def surplus(view: View) -> tuple[Delete, ...]:

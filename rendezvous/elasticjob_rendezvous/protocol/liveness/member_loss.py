@@ -9,6 +9,7 @@ after which the member must have fenced itself, proves that they have.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -91,7 +92,7 @@ def _last_session(assignment: RankAssignment, view: View) -> str:
 class StopRule(StrEnum):
     """Time at which the workers of an absent member count as stopped.
 
-    Each value names the end of a wait; the values of a rule are computed in `_deadline`.
+    Each value names the end of a wait; `StopCheck` computes its time.
     """
 
     AT_ONCE = "at once"
@@ -124,106 +125,96 @@ always as attached.
 """
 
 
-def has_stopped(
-    assignment: RankAssignment,
-    view: View,
-    bounds: RendezvousParams,
-    peers: FailureDetector,
-    timers: Timers,
-    opened: float,
-    *,
-    outside: bool = False,
-) -> bool:
-    """Return True if no worker of a member that has no key runs any more.
+@dataclass(frozen=True, slots=True)
+class StopCheck:
+    """Check for running workers of the members of the last round that have no key.
 
-    A member that reported the end of its workers before its key went counts as stopped. Any other
-    is probed: its launcher kills workers older than the newest round, its agent has a fixed time
-    from the moment that round `opened`, and without an answer the workers count as stopped once
-    the member can have no valid evidence left. Workers seen running have not stopped, even past
-    the time that their agent had: the agent may have hung a moment ago, or belong to a gang that
-    outlives etcd. `outside`: this coordinator is no member of that round that still trains.
+    Args:
+        opened: time at which the present round opened.
+        outside: this coordinator is no member of the last round that still trains.
     """
-    timers.since(("absent", assignment.id))
-    last = view.departed.get(assignment.id)
-    if last is not None and _reported_stopped(last, view):
-        return True
-    if peers.is_gone(assignment.id, _last_session(assignment, view)):
-        return True
-    verdict = peers.inquire(assignment, timers.now)
-    rule = STOP_RULES[verdict, peers.live_until(assignment.id) is not None]
-    deadline = _deadline(rule, assignment, view, bounds, peers, timers, opened, outside)
-    if deadline is None:
-        _wake_to_probe(assignment, peers, timers)
-        return False
-    return timers.passed(deadline)
 
+    view: View
+    bounds: RendezvousParams
+    peers: FailureDetector
+    timers: Timers
+    opened: float
+    outside: bool = False
 
-def _deadline(
-    rule: StopRule,
-    assignment: RankAssignment,
-    view: View,
-    bounds: RendezvousParams,
-    peers: FailureDetector,
-    timers: Timers,
-    opened: float,
-    outside: bool,
-) -> float | None:
-    """Return the time from which the workers count as stopped; None: not known yet."""
-    since = timers.since(("absent", assignment.id))
-    match rule:
-        case StopRule.AT_ONCE:
-            return timers.now
-        case StopRule.AFTER_AN_ANSWER:
-            return None
-        case StopRule.REPORTED:
-            known = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
-            return max(at for at in known if at is not None) + KILL_SECONDS
-        case StopRule.ORPHANED:
-            return max(since, opened) + peers.orphan_seconds
-        case StopRule.REACTION:
-            return max(since + patience_seconds(bounds), opened + REACTION_SECONDS)
-        case StopRule.EVIDENCE:
-            latest = _latest_deadline(assignment, since, view, bounds, peers, timers, outside)
-            return latest + KILL_SECONDS
-        case _:
-            assert_never(rule)
+    def has_stopped(self, assignment: RankAssignment) -> bool:
+        """Return True if no worker of a member that has no key runs any more.
 
+        A member that reported the end of its workers before its key went counts as stopped. Any
+        other is probed: its launcher kills workers older than the newest round, its agent has a
+        fixed time from the moment that the round opened, and without an answer the workers count as
+        stopped once the member can have no valid evidence left. Workers seen running have not
+        stopped, even past the time that their agent had: the agent may have hung a moment ago, or
+        belong to a gang that outlives etcd.
+        """
+        view, peers, timers = self.view, self.peers, self.timers
+        timers.since(("absent", assignment.id))
+        last = view.departed.get(assignment.id)
+        if last is not None and _reported_stopped(last, view):
+            return True
+        if peers.is_gone(assignment.id, _last_session(assignment, view)):
+            return True
+        verdict = peers.inquire(assignment, timers.now)
+        rule = STOP_RULES[verdict, peers.live_until(assignment.id) is not None]
+        deadline = self._deadline(rule, assignment)
+        if deadline is None:
+            _wake_to_probe(assignment, peers, timers)
+            return False
+        return timers.passed(deadline)
 
-def _latest_deadline(
-    assignment: RankAssignment,
-    since: float,
-    view: View,
-    bounds: RendezvousParams,
-    peers: FailureDetector,
-    timers: Timers,
-    outside: bool,
-) -> float:
-    """Return the latest time until which a silent member's workers may have been allowed to live.
+    def _deadline(self, rule: StopRule, assignment: RankAssignment) -> float | None:
+        """Return the time from which the workers count as stopped; None: not known yet."""
+        peers, opened = self.peers, self.opened
+        since = self.timers.since(("absent", assignment.id))
+        match rule:
+            case StopRule.AT_ONCE:
+                return self.timers.now
+            case StopRule.AFTER_AN_ANSWER:
+                return None
+            case StopRule.REPORTED:
+                known = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
+                return max(at for at in known if at is not None) + KILL_SECONDS
+            case StopRule.ORPHANED:
+                return max(since, opened) + peers.orphan_seconds
+            case StopRule.REACTION:
+                return max(since + patience_seconds(self.bounds), opened + REACTION_SECONDS)
+            case StopRule.EVIDENCE:
+                return self._latest_deadline(assignment, since) + KILL_SECONDS
+            case _:
+                assert_never(rule)
 
-    The launcher ends workers at a deadline, which only evidence moves: the member's lease, which
-    has ended, or not yet in the member's own view if its key was deleted; its link, from the last
-    heartbeat; permissions granted by this coordinator; or the member's last answer. The evidence
-    of a member that was never linked to this coordinator came through the previous one, whose own
-    came from its gang. A coordinator of that gang knows when its own link to it ended; one that is
-    `outside` knows only that the gang's links to it end soon after the takeover.
-    """
-    fenced = view.round is not None and assignment.id in view.round.record.fenced
-    latest = [since + bounds.keep_alive_seconds if fenced else since]
-    deadlines = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
-    latest += [at for at in deadlines if at is not None]
-    beat_at, took_over = peers.last_heartbeat_at(assignment.id), timers.known(TOOK_OVER)
-    latest += [] if beat_at is None else [beat_at + TRUST_SECONDS]
-    # A member that comes back shows that its gang outlived etcd: the others were linked to it.
-    returned = timers.known(RETURNED)
-    latest += [] if returned is None else [returned + TRUST_SECONDS]
-    own_beat_at = peers.state(assignment.id).last_beat_at if outside else beat_at
-    follows_us = own_beat_at is not None and took_over is not None and own_beat_at >= took_over
-    led_our_gang = peers.leader == assignment.id and not outside
-    if took_over is not None and not follows_us and not led_our_gang:
-        led = None if outside else peers.led_at(peers.leader)
-        led = took_over if led is None else led
-        latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
-    return max(latest)
+    def _latest_deadline(self, assignment: RankAssignment, since: float) -> float:
+        """Return the latest time up to which a silent member's workers may have run.
+
+        The launcher ends workers at a deadline, which only evidence moves: the member's lease,
+        which has ended, or not yet in the member's own view if its key was deleted; its link, from
+        the last heartbeat; permissions granted by this coordinator; or the member's last answer.
+        The evidence of a member that was never linked to this coordinator came through the previous
+        one, whose own came from its gang. A coordinator of that gang knows when its own link to it
+        ended; one outside it knows only that the gang's links to it end soon after the takeover.
+        """
+        view, peers, timers, outside = self.view, self.peers, self.timers, self.outside
+        fenced = view.round is not None and assignment.id in view.round.record.fenced
+        latest = [since + self.bounds.keep_alive_seconds if fenced else since]
+        deadlines = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
+        latest += [at for at in deadlines if at is not None]
+        beat_at, took_over = peers.last_heartbeat_at(assignment.id), timers.known(TOOK_OVER)
+        latest += [] if beat_at is None else [beat_at + TRUST_SECONDS]
+        # A member that comes back shows that its gang outlived etcd: the others were linked to it.
+        returned = timers.known(RETURNED)
+        latest += [] if returned is None else [returned + TRUST_SECONDS]
+        own_beat_at = peers.state(assignment.id).last_beat_at if outside else beat_at
+        follows_us = own_beat_at is not None and took_over is not None and own_beat_at >= took_over
+        led_our_gang = peers.leader == assignment.id and not outside
+        if took_over is not None and not follows_us and not led_our_gang:
+            led = None if outside else peers.led_at(peers.leader)
+            led = took_over if led is None else led
+            latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
+        return max(latest)
 
 
 def _wake_to_probe(assignment: RankAssignment, peers: FailureDetector, timers: Timers) -> None:

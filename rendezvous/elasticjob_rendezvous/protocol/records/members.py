@@ -364,6 +364,7 @@ class LossRow:
         times: number of losses.
         round: the round in which it was lost last.
         first_ms, last_ms: UTC times of the first and of the last loss, for people.
+        session: the session that the last loss ended; empty if the member was only cut off.
     """
 
     member: str
@@ -372,6 +373,7 @@ class LossRow:
     round: int = 0
     first_ms: int = 0
     last_ms: int = 0
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

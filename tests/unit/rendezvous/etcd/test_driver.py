@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from elasticjob_rendezvous.etcd.driver import LARGE_GANG, Driver
-from elasticjob_rendezvous.etcd.errors import PermissionDenied
-from elasticjob_rendezvous.protocol.effects import Effect, Grant, Watch
+from elasticjob_rendezvous.etcd.errors import InvalidRequest, PermissionDenied
+from elasticjob_rendezvous.protocol.effects import Effect, Grant, Watch, Write
 from elasticjob_rendezvous.protocol.events import (
     Changed,
     Clock,
@@ -18,7 +20,7 @@ from elasticjob_rendezvous.protocol.events import (
     Started,
     WatchBroken,
 )
-from elasticjob_rendezvous.protocol.kv import KeyValue, LeaseGrant, Range
+from elasticjob_rendezvous.protocol.kv import KeyValue, LeaseGrant, Range, Txn, TxnResult
 
 PATIENCE_SECONDS = 60.0
 
@@ -126,3 +128,40 @@ def test_refused_watch_does_not_answer_the_pending_request() -> None:
     assert isinstance(broken, WatchBroken)
     assert broken.terminal
     assert isinstance(granted, Granted)
+
+
+class RefusedWrites:
+    """Fake client of an etcd that refuses writes for their content."""
+
+    async def txn(self, txn: Txn) -> TxnResult:
+        raise InvalidRequest("txn", "http://etcd", f"too many operations: {len(txn.success)}")
+
+
+class Writing(Recorder):
+    """Fake engine that repeats its first write twice, then writes another."""
+
+    def step(self, event: Event, clock: Clock) -> list[Effect]:
+        super().step(event, clock)
+        return [Write(Txn((), (Range("/k"),) * (1 + (len(self.steps) > 3))))]
+
+
+def test_write_that_etcd_always_refuses_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The member repeats it: without a line in the log its job waits for no visible reason."""
+
+    async def main() -> None:
+        engine, nothing = Writing(1, 0), cast(Any, None)
+        client = cast(Any, RefusedWrites())
+        driver = Driver(cast(Any, engine), client, (), nothing, b"", lambda: None)
+        running = asyncio.create_task(driver.run())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(engine.steps) < 8:
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(main())
+    texts = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition("failed: ")[2][:22] for text in texts] == [
+        "too many operations: 1",
+        "too many operations: 2",
+    ]

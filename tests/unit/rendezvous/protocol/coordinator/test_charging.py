@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
 from elasticjob_rendezvous.protocol.events import PeerUp, Verdict
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
@@ -37,6 +38,38 @@ def stopped(job: Job, *names: str, round: int = 1) -> Job:
     for name in names:
         job.change(name, state=MemberState.WAITING, round=round)
     return job
+
+
+def test_consequence_is_charged_after_a_new_read() -> None:
+    """A watch that delivers nothing hides that c is gone."""
+    job = gang().failure("a", kind=ABORT)
+    assert job.act().pending == (1,)
+    job.idle().later(2 * WINDOW)
+    memory, view, own = job.coordinator, job.view(), job.stored("z")
+    assert decide(memory, view, own, job.clock) is None
+    assert memory.must_read, "no charge yet"
+    job.delete(KEYS.session(identity("c"), "s1"))
+    assert decide(memory, view, own, job.clock) is None, "not read yet"
+    memory.checked = memory.doubted
+    current = job.act()
+    assert (current.pending, current.charged, current.counts.losses) == ((), (), 1)
+
+
+def test_new_coordinator_has_nothing_to_read_again() -> None:
+    job = gang().failure("a", kind=ABORT)
+    job.act()
+    job.idle().later(2 * WINDOW)
+    decide(job.coordinator, job.view(), job.stored("z"), job.clock)
+    assert job.coordinator.must_read
+    job.coordinator.take_over(job.now, ())
+    assert not job.coordinator.must_read
+
+
+def test_failure_with_a_clear_cause_needs_no_new_read() -> None:
+    job = gang().failure("b")
+    act = decide(job.coordinator, job.view(), job.stored("z"), job.clock)
+    assert act is not None
+    assert not job.coordinator.must_read
 
 
 # -- immediate charges ----------------------------------------------------------------

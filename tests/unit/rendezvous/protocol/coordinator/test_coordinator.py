@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.coordinator.bootstrap import LARGE_GANG, LARGE_GANG_SECONDS
 from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
-from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
+from elasticjob_rendezvous.protocol.coordinator.memory import FORGIVEN_SECONDS, SilentMembers
+from elasticjob_rendezvous.protocol.coordinator.round_writes import DELETES_PER_TXN, KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.events import Verdict
-from elasticjob_rendezvous.protocol.kv import Compare, Target
+from elasticjob_rendezvous.protocol.kv import Compare, Delete, Target
 from elasticjob_rendezvous.protocol.liveness.member_loss import TOOK_OVER
 from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
     CauseKind,
     MemberState,
     OutcomeKind,
@@ -427,6 +430,49 @@ def test_silent_member_counts_again_after_15_30_60_seconds(failures: int, penalt
     assert job.later(0.1).act().cause.kind is CauseKind.JOIN
 
 
+def test_failure_to_confirm_counts_once_while_etcd_refuses_the_seal() -> None:
+    """Each refused write is decided again, and its members cannot write either."""
+    job = confirm(frozen("a", "b", keep_alive_seconds=100.0), "a").idle().later(5)
+    for _ in range(30):
+        assert job.decide() is not None
+        job.later(0.01)
+    assert job.act().state is FINAL
+    job.change("a", state=MemberState.RUNNING, round=1, confirmed=0, start_ms=1)
+    job.act()  # the start is recorded
+    job.later(14).idle()
+    assert job.later(1).act().cause == Cause(CauseKind.JOIN, ("b",))
+
+
+@pytest.mark.parametrize(
+    ("pause", "penalties"),
+    [
+        (0.0, [15, 30, 60, 120, 240, 480, 900, 900]),
+        (FORGIVEN_SECONDS - 1, [15, 30]),
+        (FORGIVEN_SECONDS, [15, 15]),
+    ],
+)
+def test_penalties_of_a_silent_member_are_bounded_and_end(
+    pause: float, penalties: list[float]
+) -> None:
+    silenced, timers = SilentMembers(), Timers()
+    now = 1000.0
+    for asked, seconds in enumerate(penalties):
+        silenced.silence("b", asked, now)
+        timers.begin_step(now + seconds - 0.1)
+        assert silenced.ids(timers) == {"b"}
+        assert timers.wake == now + seconds
+        now += seconds
+        timers.begin_step(now)
+        assert silenced.ids(timers) == set()
+        now += pause
+
+
+def test_penalty_of_a_member_that_is_always_silent_does_not_overflow() -> None:
+    silenced = SilentMembers()
+    for asked in range(2000):
+        silenced.silence("b", asked, 1000.0)
+
+
 def test_silent_member_is_included_if_no_round_is_possible_without_it() -> None:
     job = Job("a", "b", min_nodes=2, max_nodes=2, expected=2).round(1)
     job.act()
@@ -462,11 +508,55 @@ def test_records_ten_rounds_old_are_deleted_with_the_seal() -> None:
     assert {old for old, found in view.dones.items() if found} == kept
 
 
+def test_seal_deletes_the_records_of_a_round_once() -> None:
+    """etcd refuses a transaction of more than 128 operations: no round would be sealed again."""
+    job = Job("a", "b", min_nodes=2, max_nodes=2, max_restarts=1000).sealed("a", "b").idle()
+    for number in range(1, 4 * KEPT_ROUNDS):
+        job.failure("a", round=number, step=number).done("b", round=number).later(100).act()
+        for name in ("a", "b"):
+            job.change(name, state=MemberState.WAITING, round=number)
+        assert job.act().state is FROZEN
+        seal_of = confirm(job, "a", "b").decide()
+        assert seal_of is not None
+        deleted = [op.key for op in seal_of.txn.success if isinstance(op, Delete)]
+        job.act()
+        for name in ("a", "b"):
+            job.change(name, state=MemberState.RUNNING, round=number + 1)
+        job.act()
+    old = number + 1 - KEPT_ROUNDS
+    keys = (KEYS.roster(old), KEYS.history(old), KEYS.failures(old), KEYS.dones(old))
+    assert sorted(deleted) == sorted(keys)
+
+
+def test_seal_deletes_no_more_than_a_transaction_holds() -> None:
+    job = Job("a", "b", max_nodes=2)
+    number, many = 100, range(1, 80)
+    for old in many:
+        job.failure("a", round=old)
+    job.round(number, FROZEN, ids=ids("ab"), previous=number - 1)
+    confirm(job, "a", "b").act()
+    assert len(job.view().failures) == len(many) - DELETES_PER_TXN
+
+
 def job_cause() -> Any:
     return Job("a").round(1).current().cause
 
 
 # -- costs of a round -----------------------------------------------------------------
+
+
+def test_detection_time_of_a_second_loss_does_not_count_from_the_first() -> None:
+    """The member's link shows no symptom: it reports that it stopped its workers."""
+    job = Job("a", "b", min_nodes=2, max_nodes=2).sealed("a", "b").idle()
+    for number in (1, 2):
+        job.later(100).change("b", state=WAITING, round=number)
+        assert job.act().cause.kind is CauseKind.LOSS
+        assert job.change("a", state=WAITING, round=number).act().state is FROZEN
+        confirm(job, "a", "b").act()
+        assert job.read(History, KEYS.history(number + 1)).detect_ms == 0
+        for name in ("a", "b"):
+            job.change(name, state=RUNNING, round=number + 1)
+        job.act()
 
 
 def test_history_of_a_recovery() -> None:

@@ -27,15 +27,17 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     LossRow,
+    Member,
     MemberState,
     Round,
     RoundState,
     cause_with_reasons,
     reasons_of,
 )
-from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster, seal
-from tests.unit.rendezvous.builders import UTC_MS, Job, a_member, a_round, identity
+from elasticjob_rendezvous.protocol.replica import Versioned
+from tests.unit.rendezvous.builders import KEYS, UTC_MS, Job, a_member, a_round, identity
 
 WAITING, RUNNING = MemberState.WAITING, MemberState.RUNNING
 LEASE = 5.0
@@ -48,6 +50,12 @@ def row(name: str, times: int, round: int = 1, **fields: Any) -> LossRow:
 
 def ids(*names: str) -> tuple[str, ...]:
     return tuple(identity(name) for name in names)
+
+
+def here(*names: str, session: str = "s1") -> dict[str, Versioned[Member]]:
+    """Return registered members."""
+    members = (a_member(name, session=session) for name in names)
+    return {member.id: Versioned("", member, 1, 1) for member in members}
 
 
 def roster(*names: str, number: int = 1) -> Roster:
@@ -71,33 +79,65 @@ def test_delay_is_a_lease_from_the_second_loss_on_and_doubles(times: int, second
 
 def test_losses_of_a_member_are_counted_with_their_times() -> None:
     current = a_round(3, losses=(row("b", 1, 1), row("c", 4, 1)))
-    found = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS + 9_000)
-    assert found == (row("c", 4, 1), row("b", 2, 3, last_ms=UTC_MS + 9_000))
-    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), (), UTC_MS)
-    assert first == row("b", 1, 3, last_ms=UTC_MS)
+    found = after_loss(current, lost("b"), roster("a", "b", number=3), {}, UTC_MS + 9_000)
+    assert found == (row("c", 4, 1), row("b", 2, 3, last_ms=UTC_MS + 9_000, session="s1"))
+    (first,) = after_loss(a_round(3), lost("b"), roster("a", "b", number=3), {}, UTC_MS)
+    assert first == row("b", 1, 3, last_ms=UTC_MS, session="s1")
+
+
+@pytest.mark.parametrize("present", [(), ("b",)], ids=["absent", "returned"])
+def test_end_of_one_session_is_one_loss_of_several_rounds(present: tuple[str, ...]) -> None:
+    """A cut-off breaks round 3, and round 4, which still includes the member; then it is lost."""
+    members = here(*present, session="s2")
+    for numbers in ((3, 4), (4, 3)):
+        losses: tuple[LossRow, ...] = ()
+        for later, number in enumerate(numbers):
+            seats, utc_ms = roster("a", "b", number=number), UTC_MS + later
+            losses = after_loss(a_round(5, losses=losses), lost("b"), seats, members, utc_ms)
+        assert losses == (row("b", 1, 4, last_ms=UTC_MS, session="s1"),)
+
+
+def test_session_that_was_set_aside_is_the_same() -> None:
+    aside = seal(4, [a_member("a"), a_member("b", session="s1~")], 0)
+    known = (row("b", 2, 3, session="s1"),)
+    (found,) = after_loss(a_round(5, losses=known), lost("b"), aside, {}, UTC_MS)
+    assert found.times == 2
+
+
+def test_each_cut_off_of_one_session_is_a_loss() -> None:
+    """Its key stays: its launcher ended the workers, because nothing confirmed their round."""
+    losses: tuple[LossRow, ...] = ()
+    for number in (3, 4):
+        seats = roster("a", "b", number=number)
+        losses = after_loss(a_round(5, losses=losses), lost("b"), seats, here("b"), UTC_MS)
+    assert losses == (row("b", 2, 4, last_ms=UTC_MS),)
+    (found,) = after_loss(
+        a_round(6, losses=losses), lost("b"), roster("a", "b", number=5), {}, UTC_MS
+    )
+    assert found.times == 3
 
 
 def test_loss_that_is_known_late_does_not_set_the_round_back() -> None:
     """The failure of round 3 was excused after the loss in round 4 was counted."""
-    current = a_round(5, losses=(row("b", 2, 4),))
-    (found,) = after_loss(current, lost("b"), roster("a", "b", number=3), (), UTC_MS)
+    current = a_round(5, losses=(row("b", 2, 4, session="s0"),))
+    (found,) = after_loss(current, lost("b"), roster("a", "b", number=3), {}, UTC_MS)
     assert (found.times, found.round) == (3, 4)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not LOSS])
 def test_rounds_that_end_for_another_cause_count_no_loss(kind: CauseKind) -> None:
-    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), (), UTC_MS) == ()
+    assert after_loss(a_round(3), Cause(kind, ("b",)), roster("a", "b"), {}, UTC_MS) == ()
 
 
 def test_member_without_rank_is_not_counted_as_lost() -> None:
-    assert after_loss(a_round(3), lost("c"), roster("a", "b"), (), UTC_MS) == ()
-    assert after_loss(a_round(3), lost("b"), None, (), UTC_MS) == ()
+    assert after_loss(a_round(3), lost("c"), roster("a", "b"), {}, UTC_MS) == ()
+    assert after_loss(a_round(3), lost("b"), None, {}, UTC_MS) == ()
 
 
 def test_loss_of_most_of_a_gang_is_not_counted() -> None:
     """An outage of etcd, or of the network, says nothing about a member."""
-    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), (), UTC_MS) == ()
-    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), (), UTC_MS)
+    assert after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c"), {}, UTC_MS) == ()
+    half = after_loss(a_round(3), lost("a", "b"), roster("a", "b", "c", "d"), {}, UTC_MS)
     assert [each.name for each in half] == ["a", "b"]
 
 
@@ -105,7 +145,7 @@ def test_number_of_rows_is_bounded_and_the_longest_stay() -> None:
     names = [f"old-{index}" for index in range(MAX_ROWS)]
     seats = roster("a", "b", *(f"new-{index}" for index in range(70)), number=3)
     many = tuple(row(name, 2) for name in names)
-    present = ids(*names)
+    present = here(*names)
     found = after_loss(a_round(3, losses=many), lost("a", "new-1"), seats, present, UTC_MS)
     assert found == many
     short = tuple(row(name, 1) for name in names)
@@ -119,7 +159,7 @@ def test_rows_of_absent_members_are_dropped_first() -> None:
     absent = tuple(row(f"old-{index}", 9) for index in range(MAX_ROWS - 1))
     current = a_round(3, losses=(*absent, row("here", 1)))
     seats = roster("a", "b", "c", "d", number=3)
-    found = after_loss(current, lost("a", "b"), seats, ids("here"), UTC_MS)
+    found = after_loss(current, lost("a", "b"), seats, here("here"), UTC_MS)
     assert [each.name for each in found[-3:]] == ["here", "a", "b"]
     assert found[:-3] == absent[2:]
 
@@ -132,7 +172,7 @@ def test_row_of_an_absent_member_ends_with_the_rounds_kept(
     """A replaced pod has another id: no round trains with its row's member again."""
     current = a_round(number, losses=(row("old", 4, 1), row("here", 4, 1)))
     seats = roster("a", "b", number=number)
-    found = after_loss(current, Cause(kind, ("b",)), seats, ids("here"), UTC_MS)
+    found = after_loss(current, Cause(kind, ("b",)), seats, here("here"), UTC_MS)
     counted = ["b"] if kind is LOSS else []
     assert [each.name for each in found] == [*(["old"] if kept else []), "here", *counted]
 
@@ -397,6 +437,103 @@ def test_charged_failure_is_no_loss() -> None:
     job = flapping(max_nodes=4).later(2).failure("a").gone("c", proven=True)
     current = job.act()
     assert (current.cause.kind, current.losses[0].times) == (CauseKind.FAILURE, 1)
+
+
+# -- lost before the seal -------------------------------------------------------------
+
+
+def opened_for(job: Job, *names: str) -> Job:
+    """Let these members wait, open round 2 for them, and freeze it."""
+    for name in names:
+        job.member(name)
+    assert job.act().cause == Cause(CauseKind.JOIN, names)
+    return stop(job, "z", "a")
+
+
+def seal_without(job: Job, *names: str) -> Round:
+    """Seal round 2 with the members that are there."""
+    current = job.act()
+    assert set(ids(*names)) <= set(current.ids)
+    stored = job.view().round
+    assert stored is not None
+    for name in names:
+        job.change(name, confirmed=stored.modified)
+    if set(ids(*names)) != set(current.ids):
+        job.idle().later(10)  # the others do not confirm in time
+    current = job.act()
+    assert (current.number, current.state, current.nodes) == (2, RoundState.FINAL, len(names))
+    return current
+
+
+def growing(**fields: Any) -> Job:
+    return flapping(0, "a", **{"max_nodes": 4, "expected": 3, **fields})
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_member_for_which_a_round_opened_that_is_lost_before_the_seal_is_counted(
+    frozen: bool,
+) -> None:
+    """Its gang stopped for it, as it does for a member that is lost in its round."""
+    job = opened_for(growing(), "c")
+    if frozen:
+        assert job.act().state is RoundState.FROZEN
+        stored = job.view().round
+        assert stored is not None
+        job.gone("c").change("z", confirmed=stored.modified).change("a", confirmed=stored.modified)
+        current = job.act()
+    else:
+        current = seal_without(job.gone("c"), "z", "a")
+    assert current.state is RoundState.FINAL
+    (found,) = current.losses
+    assert (found.member, found.name, found.times) == (identity("c"), "c", 1)
+    assert (found.round, found.session) == (2, "s1")
+
+
+def test_member_lost_again_before_the_seal_opens_the_next_round_after_its_delay() -> None:
+    job = growing()
+    job.round(1, RoundState.FINAL, previous=1, nodes=2, losses=(row("c", 1, 0),))
+    current = seal_without(opened_for(job, "c").gone("c"), "z", "a")
+    assert [each.times for each in current.losses] == [2]
+    for name in ("z", "a"):
+        job.change(name, state=RUNNING, round=2)
+    job.act()
+    job.member("c", session="s2").idle().later(LEASE - 0.1).idle()
+    assert job.later(0.1).act().cause == Cause(CauseKind.JOIN, ("c",))
+
+
+def test_members_that_stay_or_leave_before_the_seal_are_not_counted() -> None:
+    """b is marked to leave, c left, and d is there again but does not confirm."""
+    job = opened_for(growing(max_nodes=6, expected=5), "b", "c", "d")
+    mark = DrainRequest(identity("b"), "Evicted")
+    job.bounds(max_nodes=6, expected=5, settle_seconds=0, marks=(mark,))
+    job.change("c", state=MemberState.LEAVING, stopped=True).gone("b", "c", "d")
+    job.member("d", session="s2")
+    assert seal_without(job, "z", "a").losses == ()
+
+
+@pytest.mark.parametrize(("names", "counted"), [(("b", "c"), True), (("b", "c", "d"), False)])
+def test_loss_of_most_members_before_the_seal_is_not_counted(
+    names: tuple[str, ...], counted: bool
+) -> None:
+    job = opened_for(growing(max_nodes=6, expected=2 + len(names)), *names).gone(*names)
+    found = {each.name for each in seal_without(job, "z", "a").losses}
+    assert found == (set(names) if counted else set())
+
+
+def test_replaced_pod_has_the_row_of_the_one_that_went_last() -> None:
+    job = growing()
+    job.member("c", id="id-old", session="old").view()
+    job.delete(KEYS.session("id-old", "old")).view()
+    current = seal_without(opened_for(job, "c").gone("c"), "z", "a")
+    assert [each.member for each in current.losses] == [identity("c")]
+
+
+def test_members_that_are_lost_before_the_seal_of_another_round_are_not_counted() -> None:
+    """The gang stopped for the loss of b."""
+    job = flapping(0, "ab", max_nodes=4).later(2).gone("b", proven=True)
+    assert job.act().cause.members == ("b",)
+    stop(job.member("c"), "z", "a").gone("c")
+    assert [each.name for each in seal_without(job, "z", "a").losses] == ["b"]
 
 
 # -- the end of a row -----------------------------------------------------------------

@@ -74,9 +74,10 @@ class Absent:
     def stopped(self, after: float = 0.0) -> bool:
         self.timers.begin_step(self.job.later(after).now)
         assignment, view, bounds = self._seen()
-        return member_loss.has_stopped(
-            assignment, view, bounds, self.peers, self.timers, self.opened, outside=self.outside
+        check = member_loss.StopCheck(
+            view, bounds, self.peers, self.timers, self.opened, self.outside
         )
+        return check.has_stopped(assignment)
 
     def lost(self, after: float = 0.0) -> bool:
         self.timers.begin_step(self.job.later(after).now)
