@@ -293,10 +293,11 @@ TRAINS = final_round(2)
 TRAINS = replace(TRAINS, members=tuple(replace(one, saves=True) for one in TRAINS.members))
 
 
-def test_status_follows_the_plans_access_to_the_store() -> None:
-    """The limit of the wait passes between the two: the checkpoint may still be requested."""
+@pytest.mark.parametrize(("lasted", "phase"), [(9, "Running"), (11, "Suspending")])
+def test_status_follows_the_plans_access_to_the_store(lasted: float, phase: str) -> None:
+    """The limit of the wait may pass between the two: the checkpoint is requested after all."""
     rig = Rig(view=TRAINS)
-    trouble = replace(FULL, since_ms=int(ago(9).timestamp() * 1000))
+    trouble = replace(FULL, since_ms=int(ago(lasted).timestamp() * 1000))
     rig.observer.before = observed(
         *running(2), view=TRAINS, store=SeenTrouble(trouble), bounds=RendezvousParams(1, 2)
     )
@@ -304,8 +305,8 @@ def test_status_follows_the_plans_access_to_the_store() -> None:
     rig.applier.seconds = 2.0
     rig.reconcile()
     [written] = rig.api.writes
-    assert written["status"]["phase"] == "Running"
-    assert "NotSaved" not in rig.recorder.posted
+    assert written["status"]["phase"] == phase
+    assert ("NotSaved" in rig.recorder.posted) is (phase == "Suspending")
 
 
 @pytest.mark.parametrize(("refused", "again"), [(True, None), (False, 0.0)])
