@@ -12,6 +12,8 @@ from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli.errors import CommandError
 from elasticjob_rendezvous.protocol.text import echoed
 
+LOOPBACK = "127.0.0.1"
+"""Address of the servers of local jobs and of the dashboard."""
 LONGEST_RUN_DIR = 60
 """Maximum length of the run's folder: a unix socket's path below it has at most 107 bytes."""
 

@@ -3,11 +3,12 @@ Checks that the schema cannot express, of several values or of installed objects
 */}}
 {{- define "elasticjob.checks" -}}
 {{- $fullname := include "elasticjob.fullname" . }}
-{{- /* Newer API servers accept names that begin with a digit: an installed release keeps its names. */}}
+{{- /* Newer API servers accept names that begin with a digit: an installed release keeps its names.
+`helm template`, which reads no cluster, learns of the release by --is-upgrade. */}}
 {{- $label := regexMatch "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$" $fullname }}
 {{- $service := include "elasticjob.operator.name" . }}
-{{- if not (and $label (or (regexMatch "^[a-z]" $fullname) (lookup "v1" "Service" .Release.Namespace $service))) }}
-{{- fail (printf "fullnameOverride must be another prefix than %s: names of Services must be DNS labels that begin with a letter" $fullname) }}
+{{- if not (and $label (or (regexMatch "^[a-z]" $fullname) .Release.IsUpgrade (lookup "v1" "Service" .Release.Namespace $service))) }}
+{{- fail (printf "fullnameOverride must be another prefix than %s: names of Services must be DNS labels that begin with a letter; for an installed release that begins with a digit, pass --is-upgrade to helm template" $fullname) }}
 {{- end }}
 {{- range $component, $labels := dict "" .Values.commonLabels "operator" .Values.operator.podLabels "etcd" .Values.etcd.podLabels }}
 {{- range $key, $own := include "elasticjob.selectorLabels" (list $ $component) | fromYaml }}

@@ -15,8 +15,7 @@ from elasticjob_cli.dashboard.sources import Source
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, check_label
 from elasticjob_cli.output import show
-
-LOOPBACK = "127.0.0.1"
+from elasticjob_cli.settings import LOOPBACK
 
 
 @placed

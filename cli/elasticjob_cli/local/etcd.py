@@ -23,12 +23,11 @@ from pathlib import Path
 from elasticjob_cli.errors import CommandError, no_answer
 from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
-from elasticjob_cli.settings import base_environment
+from elasticjob_cli.settings import LOOPBACK, base_environment
 from elasticjob_rendezvous.etcd.reachability import UNIX
 from elasticjob_rendezvous.protocol.text import printable
 
 NAME = "etcd"
-LOOPBACK = "127.0.0.1"
 MAX_STARTS = 10
 """Maximum number of starts within RESTART_WINDOW_SECONDS."""
 READY_SECONDS = 20.0

@@ -16,6 +16,7 @@ from elasticjob_agent.zipapp_build import install
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
+from elasticjob_cli.settings import LOOPBACK
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.sidecar import COUNTED
 from elasticjob_operator.domain.manifests.snapshots import snapshot_variables
@@ -23,8 +24,6 @@ from elasticjob_operator.domain.plan.backends import STORE_INDEX, agent_params, 
 from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

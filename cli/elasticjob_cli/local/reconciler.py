@@ -21,7 +21,11 @@ from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.observed.etcd_records import Records, outcome_record
 from elasticjob_operator.domain.observed.state import Observed, StopReason
 from elasticjob_operator.domain.plan.actions import WriteParams
-from elasticjob_operator.domain.plan.closing_checkpoint import save_report, save_seconds
+from elasticjob_operator.domain.plan.closing_checkpoint import (
+    StoreAccess,
+    save_report,
+    save_seconds,
+)
 from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, shutdown_time
 from elasticjob_operator.domain.status.next_status import next_status
@@ -118,7 +122,7 @@ class ReconcileLoop:
             if done.wrote_nodes:
                 continue
             seen = self._observe_again(done.observation.observed, done.applied)
-            over = self._update_status(seen)
+            over = self._update_status(seen, done.planned.access)
             if not over:
                 await self._pause(done.planned.wake_at, seen)
 
@@ -165,13 +169,14 @@ class ReconcileLoop:
         # All pods are on this machine, so it cannot be avoided.
         return replace(seen, rendezvous=replace(seen.rendezvous, offences=()))
 
-    def _update_status(self, observed: Observed) -> bool:
+    def _update_status(self, observed: Observed, access: StoreAccess) -> bool:
         """Write and show the status; return True if the run is over."""
         found = self._rendezvous.records()
         if self.killed.is_set():
             observed = _killed(observed)
-        status = next_status(self._stored.planned, observed, observed.rendezvous, _now())
-        rounds = observed.rendezvous.rounds
+        view = observed.rendezvous
+        status = next_status(self._stored.planned, observed, view, _now(), access)
+        rounds = view.rounds
         if found is not None and self._round_log.take(found, rounds, status.rounds):
             self._failures.clear()
             self._stored.save_rounds(self._round_log.rounds())

@@ -38,12 +38,13 @@ from elasticjob_cli.local.job_store import JobFolder, Run, add_event
 from elasticjob_cli.local.kubelet import Kubelet
 from elasticjob_cli.local.logs import TRAINER, Tail, pods_with_output
 from elasticjob_cli.local.processes import Exit, Processes
-from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
+from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_cli.local.reconciler import LocalRendezvous, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_cli.local.stored_job import RunOutcome, StoredJob
 from elasticjob_cli.local.supervisor import PRIVATE_UMASK
 from elasticjob_cli.log_lines import without_time
+from elasticjob_cli.settings import LOOPBACK
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.state import Observed

@@ -142,17 +142,34 @@ async def _users_of(users: Users, uid: str) -> tuple[str, ...]:
     return tuple(name for name in found if uid_of_user(name) == uid)
 
 
+class SecretMissing(NotFound):
+    """Secret that a job's author named and that does not exist."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        super().__init__(
+            "spec.rendezvous.secretName", f"there must be a Secret {name} in {namespace}"
+        )
+
+
 async def access_of_author(
     read: Callable[[Kind, str, str], Awaitable[Json]], job: ElasticJob, access: Access
 ) -> Access:
     """Return the content of the Secret that the job's author named, with the job's own key.
 
-    Without such a Secret, return `access`. `read` reads a Kubernetes object. Raises `KubeError`.
+    For a job without secretName, return `access`. `read` reads a Kubernetes object.
+
+    Raises:
+        SecretMissing: there is no Secret of this name.
+        KubeError: the Secret cannot be read.
     """
     given = job.spec.rendezvous.secret_name
     if not given:
         return access
-    raw = await read(SECRETS, job.metadata.namespace, given)
+    namespace = job.metadata.namespace
+    try:
+        raw = await read(SECRETS, namespace, given)
+    except NotFound as error:
+        raise SecretMissing(namespace, given) from error
     return author_access(raw, access.job_key)
 
 

@@ -276,7 +276,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         NODE_INCREMENT,
-        "must be 1 unless rendezvous.backend is etcd: the others only know a minimum and a maximum",
+        "must be 1 unless rendezvous.backend is Etcd: the others only know a minimum and a maximum",
         "self.rendezvous.backend == 'Etcd' || self.nodeIncrement == 1",
         _sizes_are_known,
     ),

@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.failures import avoided_names
+from elasticjob_operator.etcd_tls.job_users import SecretMissing
 from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
     PODS,
@@ -50,6 +51,8 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
             return Obstacle.NAME_CONFLICT
         case NotServed():
             return Obstacle.NOT_SERVED
+        case SecretMissing():
+            return Obstacle.SECRET
         case QuotaExceeded():
             return Obstacle.QUOTA
         case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):

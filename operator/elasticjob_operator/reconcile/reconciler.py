@@ -51,7 +51,13 @@ from elasticjob_operator.reconcile.fault_guard import (
 )
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
-from elasticjob_operator.reconcile.plan_pass import EXPECTED, JobObserver, PlanApplier, run_pass
+from elasticjob_operator.reconcile.plan_pass import (
+    EXPECTED,
+    JobObserver,
+    Pass,
+    PlanApplier,
+    run_pass,
+)
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -172,7 +178,7 @@ class Reconciler:
             memory.change.restore(changed_at)
             self._record_events(job, job.status, job.status, applied)
             return SETTLING_SECONDS
-        status = await self._write_status(job, raw, memory, observed, applied, changed_at)
+        status = await self._write_status(job, raw, memory, observed, done, changed_at)
         if status is None:
             return NOW_SECONDS
         if applied.unfinished and applied.deleted:
@@ -181,7 +187,7 @@ class Reconciler:
             raise Retry(str(applied.error)) from applied.error
         seconds = await self._next(job, memory, seen, applied, done.planned)
         revoke = await self._revoke(job, memory, source, observed)
-        return _soonest(seconds, self._due_by(job, status), revoke)
+        return _soonest(seconds, self._due_by(job, status, done.planned), revoke)
 
     async def _next(
         self,
@@ -212,14 +218,15 @@ class Reconciler:
         note_revoked(memory)
         return None
 
-    def _due_by(self, job: ElasticJob, status: Status) -> float | None:
+    def _due_by(self, job: ElasticJob, status: Status, planned: Plan) -> float | None:
         """Return the seconds until a deadline that only the new status defines.
 
         The job's deadline counts from its start time, and the actions after the end from its end.
-        A job to be resumed was waiting for the end of its suspension.
+        A job to be resumed was waiting for the end of its suspension; the end of a refusal to
+        record it wakes the job.
         """
         if status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
-            return NOW_SECONDS
+            return None if planned.access.refused else NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
@@ -259,11 +266,12 @@ class Reconciler:
         raw: Json,
         memory: JobMemory,
         observed: Observed,
-        applied: Applied,
+        done: Pass,
         changed_at: float | None,
     ) -> Status | None:
         """Write the status if it differs; return it, or None if the job has changed meanwhile."""
-        status = next_status(job, observed, observed.rendezvous, self._dependencies.now())
+        now, applied = self._dependencies.now(), done.applied
+        status = next_status(job, observed, observed.rendezvous, now, done.planned.access)
         memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
         patch = _status_patch(job.status if raw.get("status") else None, status)
         if patch:

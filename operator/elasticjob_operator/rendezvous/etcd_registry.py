@@ -29,7 +29,12 @@ from elasticjob_operator.domain.manifests.owned_objects import (
 from elasticjob_operator.domain.observed.etcd_records import job_of
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.status.readiness import stalled
-from elasticjob_operator.etcd_tls.job_users import forget_job, forget_user, renew_revoked_secret
+from elasticjob_operator.etcd_tls.job_users import (
+    SecretMissing,
+    forget_job,
+    forget_user,
+    renew_revoked_secret,
+)
 from elasticjob_operator.etcd_tls.user_audit import (
     UnknownAccess,
     is_removable,
@@ -265,10 +270,8 @@ class EtcdRegistry:
         try:
             found: Json = await self._kube.get(SECRETS, namespace, name)
         except NotFound as error:
-            raise EtcdRefused(
-                Obstacle.ENDPOINT,
-                f"spec.rendezvous.secretName: there must be a Secret {name} in {namespace}",
-            ) from error
+            missing = SecretMissing(namespace, name)
+            raise EtcdRefused(Obstacle.SECRET, str(missing)) from error
         except Forbidden as error:
             raise EtcdRefused(
                 Obstacle.NOT_SERVED,
@@ -340,7 +343,7 @@ class EtcdRegistry:
         except InvalidConfiguration as error:
             found = " and ".join(name for name, path in files.items() if path) or "no certificates"
             raise EtcdRefused(
-                Obstacle.ENDPOINT,
+                Obstacle.SECRET,
                 f"spec.rendezvous: {', '.join(endpoints)} cannot be used with {found} in the "
                 f"Secret of secretName: {error.detail}",
             ) from error

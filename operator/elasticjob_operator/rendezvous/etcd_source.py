@@ -216,6 +216,7 @@ class EtcdSource:
             bounds=memory.rendezvous.bounds if found is None else found.bounds,
             bounds_revision=0 if found is None else found.bounds_revision,
             store=self.etcd.trouble_of(self.uid),
+            unreadable_seconds=self.etcd.cache.lost_seconds,
         )
 
     def _bounded(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -90,6 +92,7 @@ class InformerCache:
         self._store = RecordStore()
         self._reread = asyncio.Event()
         self._known = False
+        self._lost_at = time.monotonic()
         self._changed: dict[str, None] = {}
         self._progress_posted_at: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -101,6 +104,11 @@ class InformerCache:
     def known(self) -> bool:
         """True if etcd is currently readable."""
         return self._known
+
+    @property
+    def lost_seconds(self) -> float:
+        """Time since etcd was lost, or since the start; infinite while it is readable."""
+        return math.inf if self.known else time.monotonic() - self._lost_at
 
     @property
     def cluster_id(self) -> int:
@@ -293,7 +301,7 @@ class InformerCache:
 
     def _lose(self) -> None:
         if self._known:
-            self._known = False
+            self._known, self._lost_at = False, time.monotonic()
             self._notify(*self._store.jobs)
 
     async def _notify_of_advance(self) -> None:

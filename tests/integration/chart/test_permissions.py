@@ -167,7 +167,7 @@ def test_without_job_policies_operator_gets_no_permission_for_them(off: Json) ->
 def test_users_cannot_write_status() -> None:
     rendered = render()
     for role in ("view", "edit", "admin"):
-        found = rendered.find("ClusterRole", f"elasticjob-{role}")
+        found = rendered.find("ClusterRole", f"{NAMESPACE}-elasticjob-{role}")
         assert (
             found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
         )

@@ -188,6 +188,24 @@ def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
         template(values)
 
 
+OBJECTS = [
+    *("operator", "sidecar", "etcd", "externalEtcd", "crds", "rbac", "admissionPolicy"),
+    *("networkPolicy", "dashboard", "metrics", "operator.image", "operator.serviceAccount"),
+    *("sidecar.image", "sidecar.resources", "etcd.image", "etcd.tls", "etcd.auth"),
+    *("etcd.certificates", "etcd.persistence", "dashboard.tls", "metrics.serviceMonitor"),
+    *("metrics.prometheusRule", "metrics.dashboard"),
+]
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+def test_object_set_to_null_is_refused_by_its_name(path: str) -> None:
+    parent, _, key = path.rpartition(".")
+    with pytest.raises(HelmRefused) as refused:
+        template(nested(path, None))
+    named = re.escape(f"/{parent}" if parent else "")
+    assert re.search(rf"- at '{named}': missing property '{key}'", str(refused.value))
+
+
 @pytest.mark.parametrize("name", ["my.release", "1st"])
 def test_release_name_that_no_service_may_have_needs_another_prefix(name: str) -> None:
     with pytest.raises(HelmRefused, match="fullnameOverride must be another prefix"):
@@ -199,6 +217,7 @@ def test_release_name_that_no_service_may_have_needs_another_prefix(name: str) -
 def test_prefix_of_a_new_release_begins_with_a_letter(prefix: str) -> None:
     with pytest.raises(HelmRefused, match=f"another prefix than {prefix}: names of Services"):
         template({"fullnameOverride": prefix})
+    assert f"{prefix}-operator" in template({"fullnameOverride": prefix}, "--is-upgrade")
 
 
 @pytest.mark.parametrize("name", ["3d", "123", "null", "1e3"])

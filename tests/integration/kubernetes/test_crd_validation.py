@@ -162,7 +162,7 @@ INVALID: dict[str, tuple[Json, str, str]] = {
     "sizes that the backend does not know": (
         elasticjob(rendezvous={"backend": "C10d"}, nodeIncrement=2),
         "spec.nodeIncrement",
-        "must be 1 unless rendezvous.backend is etcd",
+        "must be 1 unless rendezvous.backend is Etcd",
     ),
     "a Secret for the operator's own etcd": (
         elasticjob(rendezvous={"secretName": "mine"}),

@@ -65,7 +65,7 @@ def test_job_uses_its_own_etcd(
 def test_missing_etcd_secret_is_awaited_and_copied(ns: Namespace, other_etcd: EtcdServer) -> None:
     wanted = {"endpoints": [other_etcd.url], "secretName": "mine"}
     ns.create_job(maxNodes=1, rendezvous=wanted)
-    found = ns.await_condition("PodsReady", "EndpointNotAllowed")
+    found = ns.await_condition("PodsReady", "SecretUnusable")
     assert "there must be a Secret mine" in found["message"]
     given = {"metadata": {"name": "mine"}, "data": {"username": "bWU=", "password": "c2VjcmV0"}}
     ns.server.request("POST", ns.path("secrets"), given)

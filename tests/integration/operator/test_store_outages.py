@@ -107,6 +107,30 @@ def test_job_is_suspended_while_etcd_refuses_writes_and_closed_later(
     ns.await_pods("job-0", "job-1")
 
 
+def test_resumption_while_etcd_refuses_writes_waits_for_the_record_of_the_suspension(
+    ns: Namespace, etcd: EtcdServer
+) -> None:
+    running(ns, etcd, 2)
+    fill(etcd)
+    try:
+        ns.await_condition(KIND, "EtcdRefusesWrites")
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        ns.await_status(phase="Suspended", pods=0)
+        ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+        recorded = "the job is resumed once its suspension is recorded"
+        wait_until(lambda: ns.condition("Suspended")["message"] == recorded, "the wait", SECONDS)
+        assert ns.status()["phase"] == "Suspended"
+        assert ns.pods() == []
+    finally:
+        empty(etcd)
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(phase="Pending")
+    assert "Resumed" in [reason for reason, _ in ns.events()]
+    labels = ns.present("pods", "job-0")["metadata"]["labels"]
+    assert labels["elasticjob.dev/incarnation"] == "2"
+    assert ns.status()["interruptions"]["losses"] == 0
+
+
 def test_outage_seen_only_by_agents_is_reported_with_pod_names(
     ns: Namespace, etcd: EtcdServer
 ) -> None:

@@ -193,7 +193,7 @@ def test_etcd_v2_endpoints_must_be_permitted_by_chart(ns: Namespace) -> None:
     ns.await_condition("PodsReady", "EndpointNotAllowed", "away")
     unknown = {"backend": "EtcdV2", "endpoints": [V2], "secretName": "none"}
     ns.create_job("secret", maxNodes=1, rendezvous=unknown)
-    found = ns.await_condition("PodsReady", "EndpointNotAllowed", "secret")
+    found = ns.await_condition("PodsReady", "SecretUnusable", "secret")
     assert "there must be a Secret none" in found["message"]
     assert ns.pods() == []
     ns.create_job("good", maxNodes=1, rendezvous={"backend": "EtcdV2", "endpoints": [V2]})

@@ -91,7 +91,9 @@ def test_operator_with_namespace_list_has_no_right_beyond_the_statement() -> Non
 
 def test_every_role_of_an_identity_with_a_token_is_stated_or_only_of_certificates() -> None:
     everywhere = yaml.safe_load(GOLDEN.read_text())["everywhere"]
-    people = {f"ClusterRole/-/elasticjob-{role}" for role in ("view", "edit", "admin")}
+    people = {
+        f"ClusterRole/-/elasticjob-system-elasticjob-{role}" for role in ("view", "edit", "admin")
+    }
     rest = set(everywhere) - set(SCOPES) - people
     assert rest == {
         "Role/elasticjob-system/elasticjob-certificates",

@@ -90,6 +90,9 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     Obstacle.ENDPOINT: Entry(
         "", "Allow the endpoint in the operator's chart, or leave rendezvous.endpoints empty"
     ),
+    Obstacle.SECRET: Entry(
+        "", "Create or correct the Secret that rendezvous.secretName names, or remove the field"
+    ),
     Obstacle.BACKEND: Entry("", "Use another rendezvous.backend"),
     Obstacle.FOREIGN_ETCD: Entry(
         "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"

@@ -34,7 +34,7 @@ from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
-from elasticjob_operator.domain.plan.launch_failures import failed_since
+from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
@@ -116,9 +116,7 @@ def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
         return
     finals = [found.final_time for found in status.rounds if found.final_time is not None]
     if failed := failed_since(pods, max(finals, default=None)):
-        last = failed[-1]
-        reason = f": {quoted(last.end_message)}" if last.end_message else ""
-        yield Blocker(f"{last.name} could not be started{reason}")
+        yield Blocker(launch_failure_text(failed, quoted(failed[-1].end_message)))
 
 
 def _transient(pods: list[Pod], per_node: bool) -> Iterator[Blocker]:
@@ -160,7 +158,13 @@ def _stuck(pods: list[Pod]) -> Iterator[str]:
             yield sentence(f"{pod.name}{where} was given up: {quoted(pod.stuck)}")
 
 
-_ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.FOREIGN_ETCD, Obstacle.RECORDS)
+_ETCD_OBSTACLES = (
+    Obstacle.ENDPOINT,
+    Obstacle.SECRET,
+    Obstacle.BACKEND,
+    Obstacle.FOREIGN_ETCD,
+    Obstacle.RECORDS,
+)
 """Obstacles whose own sentence explains the unknown rendezvous."""
 
 
@@ -203,7 +207,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield from _saving(status)
             yield from _running(job, pods)
         case Phase.SUSPENDING | Phase.SUSPENDED:
-            yield _suspended(status.phase, pods)
+            yield _suspended(job, status.phase, pods)
             yield from stop_texts(status)
         case Phase.SUCCEEDED:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
@@ -415,9 +419,11 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
 # -- suspended or failed ------------------------------------------------------------
 
 
-def _suspended(phase: Phase, pods: list[Pod]) -> str:
-    left = [pod.name for pod in pods]
-    text = f"{phase}: it resumes from its last checkpoint once runPolicy.suspend is false again"
+def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
+    left, when = [pod.name for pod in pods], "runPolicy.suspend is false again"
+    if not job.spec.run_policy.suspend:
+        when = "its suspension is complete and recorded"
+    text = f"{phase}: it resumes from its last checkpoint once {when}"
     if not left:
         return text
     text += f"; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"

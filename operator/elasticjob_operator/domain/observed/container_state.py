@@ -33,6 +33,7 @@ _PREPARING = ("ContainerCreating", "PodInitializing", "Pulling", "")
 """Reasons of a container that waits for its kubelet alone."""
 _NEVER_RAN = ("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError")
 _LOST_TRACK = "ContainerStatusUnknown"  # the start is unknown too
+_LAST_SIGNAL = 64  # exit code 255 is that of a container whose end is unknown, or of exit(-1)
 _EPOCH = "1970-"  # a start in 1970 means that the container never started
 _EXECUTABLE = re.compile(r'exec: "(?P<file>[^"]+)": (?P<why>.*?)(: unknown)?$', re.DOTALL)
 
@@ -132,7 +133,7 @@ def ending(terminated: Raw, memory_limit: str | None = None) -> str:
         return _not_started(message or reason)
     code = terminated["exitCode"]
     text = f"exit code {code}"
-    if code > 128:
+    if 128 < code <= 128 + _LAST_SIGNAL:
         text += f" (signal {code - 128})"
     if reason == "OOMKilled":
         limit = f"its memory limit is {memory_limit}" if memory_limit else "it has no memory limit"

@@ -258,7 +258,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         stuck="" if waits else _stuck(raw),
         launch_failed=phase is PodPhase.FAILED
         and not terminating
-        and not is_disrupted
+        and (not is_disrupted or _is_evicted_before(status, found))
         and _failed_at_launch(status, found),
         rejected=phase is PodPhase.FAILED and _is_rejected(raw, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
@@ -376,9 +376,22 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     return _time(ready["lastTransitionTime"]) <= _time(started)
 
 
-_REJECTIONS = frozenset((*_ENDS, "NodeAffinity", "UnexpectedAdmissionError"))
+def _is_evicted_before(status: Raw, trainer: Raw | None) -> bool:
+    """Return True if the kubelet evicted the pod before its trainer ran. Such a pod may meet the
+    same end again, as with an init container that exceeds its storage."""
+    return status.get("reason") == "Evicted" and not has_run(trainer or {})
+
+
+_REJECTIONS = frozenset(
+    (
+        *_ENDS,
+        *("NodeAffinity", "NodePorts", "TaintToleration"),
+        *("TopologyAffinityError", "UnexpectedAdmissionError"),
+    )
+)
 """The kubelet's `status.reason` of a pod that its machine does not start, beside OutOf…: the
-machine shuts down or is short of something, its labels have changed, or a device failed."""
+machine shuts down or is short of something, its labels or taints have changed, another pod has the
+port, no NUMA node has what the pod needs, or a device failed."""
 
 
 def _is_rejected(raw: Raw, trainer: Raw | None) -> bool:

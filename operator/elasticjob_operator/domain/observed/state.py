@@ -6,6 +6,7 @@ Pods do not depend on the platform, the rendezvous does not depend on its storag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -173,6 +174,7 @@ class Obstacle(StrEnum):
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
+    SECRET = "SecretUnusable"
     BACKEND = "BackendUnavailable"
     FOREIGN_ETCD = "EtcdOfAnotherCluster"
     RECORDS = "TooManyRecords"
@@ -291,6 +293,8 @@ class Observed:
         bounds_revision: revision at which etcd stored the record of `bounds`; 0 if there is none.
         unchecked: ids of members without a listed pod whose pods were not looked up: they may
             exist.
+        unreadable_seconds: time for which the rendezvous has been unreadable; infinite if it is
+            readable, or if it is not known to become so.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -302,6 +306,7 @@ class Observed:
     store: SeenTrouble | None = None
     bounds_revision: int = 0
     unchecked: frozenset[str] = frozenset()
+    unreadable_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import MAXYEAR, UTC, datetime, timedelta
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
-from elasticjob_operator.domain.observed.state import RendezvousView, SeenTrouble, StopReason
+from elasticjob_operator.domain.observed.state import Observed, RendezvousView, StopReason
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import (
@@ -65,37 +65,68 @@ def _wait(bounds: RendezvousParams) -> timedelta:
     return timedelta(seconds=save_seconds(bounds) + COORDINATOR_SECONDS)
 
 
-REFUSAL_SECONDS = 10.0
-"""Time for which a store that refuses writes is waited for before the pods of a stopped job are
-deleted without a requested checkpoint. An election of etcd's leader takes less."""
+WAIT_SECONDS = 10.0
+"""Time for which a store that refuses writes or cannot be read is waited for before the pods of a
+stopped job are deleted without a requested checkpoint. An election of etcd's leader takes less."""
 
 
-def refuses_writes(store: SeenTrouble | None, now: datetime) -> bool:
-    """Return True if the store has refused writes of the operator itself for `REFUSAL_SECONDS`.
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """Access of the operator to the store of a job at a planned stop, decided once in each pass.
 
-    A refusal that only agents report may be that of the job's own user.
+    Args:
+        refused: True if the store has refused writes of the operator for `WAIT_SECONDS`.
+        awaited_until: time until which a store that cannot be read is waited for; None for no wait.
     """
-    if store is None or store.members or not store.trouble.refuses:
-        return False
-    return now.timestamp() - store.trouble.since_ms / 1000 >= REFUSAL_SECONDS
+
+    refused: bool = False
+    awaited_until: datetime | None = None
+
+
+OPEN = StoreAccess()
+"""Access to a store that can be used."""
+
+
+def store_access(observed: Observed, now: datetime) -> StoreAccess:
+    """Return the access to the store of the observed job.
+
+    A refusal that only agents report may be that of the job's own user. Nobody can save in a job
+    without running pods, so its store is not waited for.
+    """
+    store, left = observed.store, WAIT_SECONDS - observed.unreadable_seconds
+    refuses = store is not None and not store.members and store.trouble.refuses
+    if store is not None and refuses:
+        lasted = now.timestamp() - store.trouble.since_ms / 1000
+        if lasted >= WAIT_SECONDS:
+            return StoreAccess(refused=True)
+    if observed.rendezvous.readable or left <= 0 or all(pod.over for pod in observed.pods):
+        return OPEN
+    return StoreAccess(awaited_until=now + timedelta(seconds=left))
 
 
 def is_saving(
-    view: RendezvousView, bounds: RendezvousParams | None, now: datetime, refused: bool = False
+    view: RendezvousView,
+    bounds: RendezvousParams | None,
+    now: datetime,
+    access: StoreAccess = OPEN,
 ) -> bool:
-    """Return True if the end of a job must wait for its checkpoint.
+    """Return True if the end of a job must wait for its checkpoint, or for its unreadable store.
 
-    While the rendezvous is unreadable or its store refuses writes (`refused`), a requested
-    checkpoint gets its time, too.
+    While the rendezvous is unreadable or its store refuses writes, a requested checkpoint gets its
+    time, too.
     """
-    if view.outcome is not None or bounds is None:
+    if view.outcome is not None:
         return False
     due = closes_at(bounds)
-    if due is not None:
+    if bounds is not None and due is not None:
         latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
         return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
+    if bounds is not None and save_seconds(bounds) <= 0:
+        return False
+    if not view.readable and access.awaited_until is not None:
+        return True
     trained = _trained(view)
-    if refused or save_seconds(bounds) <= 0:
+    if bounds is None or access.refused:
         return False
     return bool(trained) and all(member.saves for member in trained)
 
@@ -109,18 +140,25 @@ class ClosingStep:
     wake_at: datetime | None = None
 
 
+NOT_TRAINING = ClosingStep(report=SaveReport(SaveResult.NOT_TRAINING))
+"""Step of a rendezvous without running pods, which may still have records of their members."""
+
+
 def closing_step(
     view: RendezvousView,
     bounds: RendezvousParams | None,
     reason: StopReason,
     now: datetime,
-    refused: bool = False,
+    access: StoreAccess = OPEN,
 ) -> ClosingStep:
-    """Return the next step of a rendezvous that is not closed yet; `refused`: see `is_saving`."""
-    if bounds is None or not is_saving(view, bounds, now, refused):
-        return ClosingStep(report=save_report(view, bounds, refused))
+    """Return the next step of a rendezvous that is not closed yet."""
+    if not is_saving(view, bounds, now, access):
+        return ClosingStep(report=save_report(view, bounds, access.refused))
+    if bounds is None or (bounds.closing is None and not view.readable):
+        return ClosingStep(wake_at=access.awaited_until)
     outcome, closing = outcome_record(OutcomeKind.STOPPED, reason), bounds.closing
-    if closing is not None and (refused or closing.outcome == outcome):
+    writable = view.readable and not access.refused
+    if closing is not None and (not writable or closing.outcome == outcome):
         return ClosingStep(wake_at=closes_at(bounds))
     since_ms = int(now.timestamp() * 1000) if closing is None else closing.since_ms
     requested = replace(bounds, closing=ClosingRequest(outcome, since_ms))

@@ -7,7 +7,7 @@ image lacks Python would create and lose a pod every second, forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import Pod, RendezvousView
@@ -20,6 +20,10 @@ FIRST_DELAY_SECONDS = 2
 """Back-off after the second failure in a row, in seconds; doubles with each further one up to
 `MOST_LAUNCH_FAILURES`, since all pods of a large job may fail at once. The first failed pod is
 replaced at once."""
+MOST_REJECTION_SECONDS = 120.0
+"""Maximum back-off after pods that their machines rejected. Up to this it is as long as the
+rejections have lasted, since they do not fail the job. A fraction of the default
+joinTimeoutSeconds: machines that recover within it are tried again."""
 
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
@@ -43,8 +47,25 @@ def launch_backoff_until(failures: list[Pod]) -> datetime | None:
     """Return the end of the back-off after these launch failures; None if there is none."""
     if len(failures) < 2:
         return None
-    delay = FIRST_DELAY_SECONDS * 2 ** (min(len(failures), MOST_LAUNCH_FAILURES) - 2)
-    return _end_time(failures[-1]) + timedelta(seconds=delay)
+    last = failures[-1]
+    delay: float = FIRST_DELAY_SECONDS * 2 ** (min(len(failures), MOST_LAUNCH_FAILURES) - 2)
+    first = first_rejected(failures)
+    if first is not None and last.rejected:
+        lasted = (_end_time(last) - _end_time(first)).total_seconds()
+        delay = max(delay, min(lasted, MOST_REJECTION_SECONDS))
+    return _end_time(last) + timedelta(seconds=delay)
+
+
+def first_rejected(failures: Iterable[Pod]) -> Pod | None:
+    """Return the first of these launch failures, oldest first, that its machine rejected."""
+    return next((pod for pod in failures if pod.rejected), None)
+
+
+def launch_failure_text(failures: Sequence[Pod], message: str) -> str:
+    """Return the clause for these launch failures, oldest first; `message` is the last one's."""
+    more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+    reason = f": {message}" if message else ""
+    return f"{failures[-1].name}{more} could not be started{reason}"
 
 
 def launch_limit_reason(
@@ -59,9 +80,7 @@ def launch_limit_reason(
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None
-    last = failures[-1]
-    reason = f": {last.end_message}" if last.end_message else ""
-    return f"{len(failures)} pods in a row could not be started, the last one {last.name}{reason}"
+    return launch_failure_text(failures, failures[-1].end_message)
 
 
 def _end_time(pod: Pod) -> datetime:

@@ -13,7 +13,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.closing_checkpoint import is_saving
+from elasticjob_operator.domain.plan.closing_checkpoint import OPEN, StoreAccess, is_saving
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import (
     Backend,
@@ -86,13 +86,12 @@ def next_phase(
     now: datetime,
     pods: Sequence[Pod] = (),
     bounds: RendezvousParams | None = None,
-    refused: bool = False,
+    access: StoreAccess = OPEN,
 ) -> Phase:
     """Return the phase of the job, which has these pods: the one in its status or a legal
     successor.
 
-    A job that saves before its suspension or after its deadline still runs; `refused`: see
-    `is_saving`.
+    A job that saves before its suspension or after its deadline still runs.
     """
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
@@ -102,15 +101,38 @@ def next_phase(
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
     stopped = current in (Phase.SUSPENDING, Phase.SUSPENDED)
-    saves = not stopped and is_saving(view, with_own_grace(job, bounds), now, refused)
+    saves = not stopped and is_saving(view, with_own_grace(job, bounds), now, access)
     if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDING if pods else Phase.SUSPENDED
-    if current is Phase.SUSPENDING and job.spec.rendezvous.backend is not Backend.ETCD:
+    polled = job.spec.rendezvous.backend is not Backend.ETCD
+    if (polled and current is Phase.SUSPENDING) or lacks_record(job, view, pods, bounds):
         # Only the status records this suspension: it must be complete before the job resumes.
         return Phase.SUSPENDING if any(may_write(pod) for pod in pods) else Phase.SUSPENDED
     if deadline_exceeded(job, now) and not saves:
         return Phase.FAILED
     return _forming_or_running(current, view)
+
+
+def lacks_record(
+    job: ElasticJob,
+    view: RendezvousView,
+    pods: Sequence[Pod],
+    bounds: RendezvousParams | None,
+) -> bool:
+    """Return True if only the status records a suspension that has stopped all pods.
+
+    etcd refused to record it. The next incarnation begins once it is recorded: in this one the
+    stopped pods would count as lost.
+    """
+    return (
+        job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
+        and job.spec.rendezvous.backend is Backend.ETCD
+        and view.readable
+        and view.outcome is None
+        and view.round > 0
+        and bounds is not None
+        and not any(pod.active for pod in pods)
+    )
 
 
 def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:

@@ -33,9 +33,16 @@ from elasticjob_operator.domain.plan.backends import (
     rendezvous_params,
     stale_store_host,
 )
-from elasticjob_operator.domain.plan.closing_checkpoint import closing_step, refuses_writes
+from elasticjob_operator.domain.plan.closing_checkpoint import (
+    NOT_TRAINING,
+    OPEN,
+    StoreAccess,
+    closing_step,
+    store_access,
+)
 from elasticjob_operator.domain.plan.launch_failures import (
     MOST_LAUNCH_FAILURES,
+    first_rejected,
     launch_backoff_until,
     launch_failures,
     launch_limit_reason,
@@ -46,6 +53,7 @@ from elasticjob_operator.domain.plan.lifecycle import (
     deadline,
     expires_at,
     failed_by_deadline,
+    lacks_record,
     may_write,
     next_phase,
     stop_reason,
@@ -83,6 +91,7 @@ class Plan:
         size: wanted size.
         bounds: bounds for the members; None while no member may join.
         wake_at: time at which the plan changes without any event; None for never.
+        access: access to the store on which a planned stop was decided; the status follows it.
     """
 
     actions: tuple[Action, ...]
@@ -90,6 +99,7 @@ class Plan:
     size: WantedSize
     bounds: RendezvousParams | None = None
     wake_at: datetime | None = None
+    access: StoreAccess = OPEN
 
     @property
     def expected(self) -> int | None:
@@ -98,27 +108,33 @@ class Plan:
 
 
 def plan_end(
-    job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason, now: datetime
+    job: ElasticJob,
+    observed: Observed,
+    phase: Phase,
+    reason: StopReason,
+    now: datetime,
+    access: StoreAccess,
 ) -> Plan:
     """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
 
-    In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
-    unreadable, or its store has refused writes for `REFUSAL_SECONDS`: no member remains that could
-    disagree. It is closed once that is possible. A checkpoint requested before gets its time.
+    In this order a leaving member starts no round. The pods are deleted even if the store has been
+    unreadable or has refused writes for `WAIT_SECONDS`: no member remains that could disagree. The
+    rendezvous is closed once that is possible. A checkpoint requested before gets its time.
     """
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
-    may_have_members = is_steered(job) and bounds is not None
-    if may_have_members and view.outcome is None:
-        refused = refuses_writes(observed.store, now)
-        step = closing_step(view, bounds, reason, now, refused)
+    if is_steered(job) and view.outcome is None:
+        requested = bounds is not None and bounds.closing is not None
+        step = NOT_TRAINING
+        if requested or any(not pod.over for pod in observed.pods):
+            step = closing_step(view, bounds, reason, now, access)
         if step.bounds is not None:
-            requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
-            return Plan((requested,), phase, wanted_size(job), None, step.wake_at)
+            request = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
+            return Plan((request,), phase, wanted_size(job), None, step.wake_at)
         if step.wake_at is not None:
             return Plan((), phase, wanted_size(job), None, step.wake_at)
-        if view.readable and not refused:
+        if view.readable and bounds is not None and not access.refused:
             stopped, save = OutcomeKind.STOPPED, step.report
             actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
     everything = reason is not StopReason.DEADLINE_EXCEEDED
@@ -130,7 +146,9 @@ def plan_end(
     return Plan(tuple(actions), phase, wanted_size(job))
 
 
-def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+def plan_finished(
+    job: ElasticJob, observed: Observed, phase: Phase, now: datetime, access: StoreAccess
+) -> Plan:
     """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
     end, then ttlSecondsAfterFinished."""
     size = wanted_size(job)
@@ -138,7 +156,7 @@ def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: dateti
     if expiry is not None and expiry <= now:
         return Plan((DeleteJob(),), phase, size)
     if failed_by_deadline(job):
-        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now)
+        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now, access)
         if close.actions or close.wake_at is not None:
             return close
     policy = job.spec.run_policy.clean_pod_policy
@@ -181,7 +199,8 @@ holds an index. Older ones are deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    found = _limited(_plan(job, observed, now), now)
+    access = store_access(observed, now)
+    found = replace(_limited(_plan(job, observed, now, access), now), access=access)
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.requested:
         return found
@@ -202,15 +221,17 @@ def _limited(found: Plan, now: datetime) -> Plan:
     return found if end is None else replace(found, actions=found.actions[:end], wake_at=now)
 
 
-def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
-    refused, reason = refuses_writes(observed.store, now), stop_reason(job, now)
-    phase = next_phase(job, observed.rendezvous, now, observed.pods, observed.bounds, refused)
+def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAccess) -> Plan:
+    view, reason = observed.rendezvous, stop_reason(job, now)
+    phase = next_phase(job, view, now, observed.pods, observed.bounds, access)
     if reason is StopReason.DELETED:
-        return plan_end(job, observed, phase, reason, now)
-    if job.status.phase in FINISHED or observed.rendezvous.ended:
-        return plan_finished(job, observed, phase, now)
+        return plan_end(job, observed, phase, reason, now, access)
+    if job.status.phase in FINISHED or view.ended:
+        return plan_finished(job, observed, phase, now, access)
+    if reason is None and lacks_record(job, view, observed.pods, observed.bounds):
+        reason = StopReason.SUSPENDED
     if reason is not None:
-        return plan_end(job, observed, phase, reason, now)
+        return plan_end(job, observed, phase, reason, now, access)
     if observed.rendezvous.suspended or (
         not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
     ):
@@ -302,7 +323,7 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
             )
         ]
     actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
-    actions += _leftover_deletions(counted_pods, view.readable)
+    actions += _leftover_deletions(counted_pods, failures, view.readable)
     if held is None:
         actions += stale_store_host(job, counted_pods)
     wake_at = earliest(held, _wake_at(job, observed, counted_pods, now))
@@ -331,14 +352,19 @@ def _gone_members(observed: Observed) -> list[Action]:
     return [RemoveMembers(observed.incarnation, tuple(sorted(gone)))] if gone else []
 
 
-def _leftover_deletions(counted_pods: CountedPods, readable: bool) -> list[DeletePod]:
+def _leftover_deletions(
+    counted_pods: CountedPods, failures: list[Pod], readable: bool
+) -> list[DeletePod]:
     """Return deletions of pods that an earlier plan marked, of pods that cannot end their workers,
-    and of the oldest failed pods."""
+    and of the oldest failed pods. `failures` are the launch failures, oldest first."""
     chosen = [pod for pod in counted_pods.marked if not pod.terminating] if readable else []
     newest = sorted(counted_pods.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
     leaving = {pod.uid for pod in chosen}
     # The limit counts no rejected pods, but the back-off does: neither kind displaces the other.
-    rejected = [pod for pod in newest if pod.rejected]
+    # The back-off also needs the first rejected pod.
+    first = first_rejected(failures)
+    rejected = [pod for pod in newest if pod.rejected and pod is not first]
+    rejected = rejected if first is None else [first, *rejected]
     others = [pod for pod in newest if not pod.rejected]
     old = [
         pod

@@ -18,7 +18,10 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.backends import missing_store_host
-from elasticjob_operator.domain.plan.launch_failures import launch_failures
+from elasticjob_operator.domain.plan.launch_failures import (
+    launch_failure_text,
+    launch_failures,
+)
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
@@ -69,7 +72,7 @@ def conditions(
         *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, view, counted_pods, size, phase, launch),
-        *_phase_findings(observed, view, phase, stop),
+        *_phase_findings(job, observed, view, phase, stop),
         resizing(view, size, phase),
         *_end_findings(view, phase, stop),
         *_refusal_findings(job, observed),
@@ -140,9 +143,7 @@ def _failed_launches_text(view: RendezvousView, pods: CountedPods, size: WantedS
     failures = launch_failures(pods.failed, view)
     if not failures or len(pods.counted) >= size.nodes:
         return ""
-    last = failures[-1]
-    more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-    return f"{last.name}{more} could not be started: {last.end_message or 'no reason is known'}"
+    return launch_failure_text(failures, failures[-1].end_message or "no reason is known")
 
 
 def _torchrun_hint(job: ElasticJob, view: RendezvousView, launch: LaunchStatus | None) -> str:
@@ -165,6 +166,7 @@ _OF_CREATION = (
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
+    Obstacle.SECRET,
     Obstacle.BACKEND,
     Obstacle.FOREIGN_ETCD,
     Obstacle.NOT_SERVED,
@@ -269,7 +271,11 @@ SAVING = "SavingCheckpoint"
 
 
 def _phase_findings(
-    observed: Observed, view: RendezvousView, phase: Phase, stop: StopStatus | None
+    job: ElasticJob,
+    observed: Observed,
+    view: RendezvousView,
+    phase: Phase,
+    stop: StopStatus | None,
 ) -> list[Finding]:
     def finding(kind: ConditionType, of: Phase, reason: str, message: str = "") -> Finding:
         if phase is of:
@@ -279,6 +285,8 @@ def _phase_findings(
     running = f"round {view.round} with {counted(view.nodes, 'node')}" if view.round else ""
     closing = observed.bounds.closing if observed.bounds is not None else None
     reason, suspended = "RoundFinal", "runPolicy.suspend is true"
+    if not job.spec.run_policy.suspend:
+        suspended = "the job is resumed once its suspension is recorded"
     if closing is not None and view.outcome is None:
         reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
     report = stop_report(stop)

@@ -22,8 +22,9 @@ from elasticjob_operator.domain.observed.state import (
 )
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.closing_checkpoint import (
+    OPEN,
+    StoreAccess,
     is_saving,
-    refuses_writes,
     save_report,
 )
 from elasticjob_operator.domain.plan.lifecycle import (
@@ -83,19 +84,23 @@ from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 
 def next_status(
-    job: ElasticJob, observed: Observed, rendezvous_view: RendezvousView, now: datetime
+    job: ElasticJob,
+    observed: Observed,
+    rendezvous_view: RendezvousView,
+    now: datetime,
+    access: StoreAccess = OPEN,
 ) -> Status:
     """Return the status to write at `now` (UTC); equal to the job's own if nothing has changed.
 
-    `rendezvous_view` is `observed.rendezvous`, or a newer view taken after the plan was applied.
+    `rendezvous_view` is `observed.rendezvous`, or a newer view taken after the plan was applied;
+    `access` is that of the plan.
     While it is unreadable, the known members, rounds and failures stay; for a finished job
     everything stays.
     """
     view, before = rendezvous_view, job.status
     if _is_data_lost(job, view, observed):
         view = UNREADABLE
-    refused = refuses_writes(observed.store, now)
-    phase = next_phase(job, view, now, observed.pods, observed.bounds, refused)
+    phase = next_phase(job, view, now, observed.pods, observed.bounds, access)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job)
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation does not describe the rounds of this one.
@@ -105,7 +110,7 @@ def next_status(
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
-    stop = _last_stop(job, observed, view, now)
+    stop = _last_stop(job, observed, view, now, access)
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
@@ -168,7 +173,7 @@ def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
 
 
 def _last_stop(
-    job: ElasticJob, observed: Observed, view: RendezvousView, now: datetime
+    job: ElasticJob, observed: Observed, view: RendezvousView, now: datetime, access: StoreAccess
 ) -> StopStatus | None:
     """Return the last planned stop: the recorded one, or the known one until a round is final.
 
@@ -187,8 +192,8 @@ def _last_stop(
         trains = view.readable and view.state is RendezvousState.FINAL
         return None if trains else known
     bounds = with_own_grace(job, observed.bounds)
-    refused = is_steered(job) and outcome is None and refuses_writes(observed.store, now)
-    if known is not None or not refused or is_saving(view, bounds, now, refused):
+    refused = is_steered(job) and outcome is None and access.refused
+    if known is not None or not refused or is_saving(view, bounds, now, access):
         return known
     report = save_report(view, bounds, refused)
     return None if report.result is SaveResult.NOT_TRAINING else _stop_status(reason.value, report)

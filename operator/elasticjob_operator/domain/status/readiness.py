@@ -52,6 +52,7 @@ _STALLING = (
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
+    Obstacle.SECRET,
     Obstacle.BACKEND,
     Obstacle.FOREIGN_ETCD,
     Obstacle.RECORDS,

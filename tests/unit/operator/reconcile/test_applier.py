@@ -19,7 +19,9 @@ from elasticjob_operator.domain.plan.actions import (
     RemoveMembers,
     WriteParams,
 )
+from elasticjob_operator.domain.plan.closing_checkpoint import OPEN
 from elasticjob_operator.domain.plan.planner import plan, plan_end
+from elasticjob_operator.etcd_tls.job_users import SecretMissing, access_of_author
 from elasticjob_operator.kubernetes.client import (
     SERVICES,
     AlreadyExists,
@@ -94,7 +96,7 @@ class Api:
 class Owned:
     """Objects that pods need; `error` fails them. `ensured` counts the calls."""
 
-    error: NameTaken | None = None
+    error: NameTaken | KubeError | None = None
     ensured: int = 0
 
     async def ensure(
@@ -195,9 +197,28 @@ def test_taken_name_of_an_owned_object_refuses_pods(actions: tuple[Action, ...])
     assert applied.refusal.obstacle is Obstacle.NAME_CONFLICT
 
 
+def test_missing_secret_of_the_author_refuses_pods() -> None:
+    async def read(kind: Kind, namespace: str, name: str) -> Json:
+        raise NotFound("get", f"secrets {name} not found")
+
+    author = job(rendezvous={"endpoints": ["http://etcd:2379"], "secretName": "etcd"})
+    with pytest.raises(SecretMissing) as missing:
+        asyncio.run(access_of_author(read, author, Access(b"k", None, None, None)))
+    applied = apply(MADE, owned=Owned(missing.value))
+    assert applied.refused
+    assert applied.refusal is not None
+    assert (applied.refusal.obstacle, applied.refusal.message) == (
+        Obstacle.SECRET, "spec.rendezvous.secretName: there must be a Secret etcd in default"
+    )  # fmt: skip
+    running = apply(owned=Owned(missing.value))
+    assert running.error is missing.value
+    assert running.refusal is None, "its pods have the credentials"
+
+
 def test_rendezvous_is_written_through_its_source() -> None:
     source, entered = FakeSource(), observed(bounds=RendezvousParams(1, 2))
-    [closing] = plan_end(job(), entered, Phase.RUNNING, StopReason.SUSPENDED, NOW).actions
+    stopped = plan_end(job(), entered, Phase.RUNNING, StopReason.SUSPENDED, NOW, OPEN)
+    [closing] = stopped.actions
     assert isinstance(closing, CloseRendezvous)
     applied = apply(
         WriteParams(1, RendezvousParams(1, 2)), closing, RemoveMembers(1, ("u1",)), source=source

@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import (
     Obstacle,
     Refusal,
     RendezvousView,
+    SeenTrouble,
 )
 from elasticjob_operator.domain.plan.actions import CreatePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -46,8 +47,10 @@ from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.etcd.errors import EtcdError
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
-from tests.unit.operator.builders import NOW, job, manifest, observed
+from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
+from tests.unit.operator.builders import NOW, ago, final_round, job, manifest, observed, running
 from tests.unit.operator.rendezvous.fake_source import FakeSource
 
 KEY = JobKey("default", "job")
@@ -100,6 +103,7 @@ class JobObserver:
     """Observer of a job without pods; the rendezvous is `view`. `seen` holds the sources."""
 
     view: RendezvousView = NO_MEMBERS
+    before: Observed = field(default_factory=observed)
     seen: list[RendezvousSource] = field(default_factory=list)
     fault: Callable[[], None] = lambda: None
     foreign: frozenset[int] = frozenset()
@@ -109,7 +113,7 @@ class JobObserver:
     ) -> Observation:
         self.seen.append(source)
         self.fault()
-        return Observation(observed())
+        return Observation(self.before)
 
     def observe_again(
         self,
@@ -125,14 +129,17 @@ class JobObserver:
 
 @dataclass
 class OnePod:
-    """Applier whose plans create one pod, or meet this refusal."""
+    """Applier whose plans create one pod, or meet this refusal, in so many `seconds`."""
 
     refusal: Refusal | None = None
     unfinished: bool = False
     error: KubeError | None = None
     deleted: frozenset[str] = frozenset()
+    seconds: float = 0.0
+    spent: float = 0.0
 
     async def apply(self, task: ReconcileContext, planned: Plan) -> Applied:
+        self.spent += self.seconds
         refusal = self.refusal or task.memory.refusal
         return Applied(
             actions=[MADE],
@@ -189,7 +196,7 @@ class Rig:
                 metrics=Metrics(),
                 processor_time=ProcessorTime(step_seconds=0.5, total_seconds=2.0),
                 clock=lambda: 0.0,
-                now=lambda: NOW,
+                now=lambda: ago(-self.applier.spent),
                 reconcile_seconds=reconcile_seconds,
             )
         )
@@ -279,6 +286,40 @@ def test_settling_source_keeps_the_status() -> None:
     assert rig.api.writes == []
     assert memory.change.at == 3.0, "its change is not shown yet"
     assert rig.recorder.posted == ["PodsCreated"] * 2
+
+
+FULL = StoreTrouble(ETCD, StoreState.REFUSING, "etcd:2379", "database space exceeded", 1)
+TRAINS = final_round(2)
+TRAINS = replace(TRAINS, members=tuple(replace(one, saves=True) for one in TRAINS.members))
+
+
+@pytest.mark.parametrize(("lasted", "phase"), [(9, "Running"), (11, "Suspending")])
+def test_status_follows_the_plans_access_to_the_store(lasted: float, phase: str) -> None:
+    """The limit of the wait may pass between the two: the checkpoint is requested after all."""
+    rig = Rig(view=TRAINS)
+    trouble = replace(FULL, since_ms=int(ago(lasted).timestamp() * 1000))
+    rig.observer.before = observed(
+        *running(2), view=TRAINS, store=SeenTrouble(trouble), bounds=RendezvousParams(1, 2)
+    )
+    rig.api.spec = {"runPolicy": {"suspend": True}}
+    rig.applier.seconds = 2.0
+    rig.reconcile()
+    [written] = rig.api.writes
+    assert written["status"]["phase"] == phase
+    assert ("NotSaved" in rig.recorder.posted) is (phase == "Suspending")
+
+
+@pytest.mark.parametrize(("refused", "again"), [(True, None), (False, 0.0)])
+def test_resumption_does_not_poll_a_store_that_refuses_the_record_of_its_suspension(
+    refused: bool, again: float | None
+) -> None:
+    rig = Rig(view=TRAINS)
+    store, bounds = SeenTrouble(FULL) if refused else None, RendezvousParams(1, 2)
+    rig.observer.before = observed(view=TRAINS, store=store, bounds=bounds)
+    rig.api.status = {"phase": "Suspended"}
+    assert rig.reconcile() == again
+    [written] = rig.api.writes
+    assert "phase" not in written["status"], "it stays Suspended"
 
 
 def test_written_status_includes_the_pending_change() -> None:

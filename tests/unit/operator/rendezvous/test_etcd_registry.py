@@ -89,7 +89,7 @@ def test_secret_that_does_not_fit_the_endpoints_is_named(
 ) -> None:
     with pytest.raises(EtcdRefused, match=message) as refused:
         source_of(Secrets(data), endpoint, monkeypatch)
-    assert refused.value.obstacle is Obstacle.ENDPOINT
+    assert refused.value.obstacle is Obstacle.SECRET
     assert endpoint in str(refused.value)
     assert "/tmp" not in str(refused.value)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +21,7 @@ from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, RendezvousMemory
 from elasticjob_operator.reconcile.live_pods import PodObjects
+from elasticjob_operator.rendezvous import informer_cache
 from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
@@ -197,6 +200,23 @@ def test_incarnation_stays_known_when_etcd_is_lost_unless_it_was_suspended(
         made.cache.readable = False
         assert (await made.observe()).incarnation_known is goes_on
         assert made.memory.rendezvous.goes_on is goes_on, "nothing was read since"
+
+    asyncio.run(scenario())
+
+
+def test_observation_has_the_time_for_which_etcd_was_unreadable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD))
+        clock = SimpleNamespace(monotonic=lambda: made.cache._lost_at + 3.0)
+        monkeypatch.setattr(informer_cache, "time", clock)
+        before = (await made.observe()).observed
+        assert before.unreadable_seconds == math.inf
+        made.cache.readable = False
+        assert (await made.observe()).observed.unreadable_seconds == 3.0
+        again = made.source.observe_again(job(), made.memory, before)
+        assert again.unreadable_seconds == 3.0
 
     asyncio.run(scenario())
 

@@ -691,11 +691,11 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "pods could not be started": (
         ended(
             OutcomeKind.STOPPED,
-            "5 pods in a row could not be started",
+            "job-4 and 4 more could not be started",
             StopReason.LAUNCH_FAILED,
         ),
         {},
-        "Failed at 12:00:00 UTC on 2026-01-31: 5 pods in a row could not be started.",
+        "Failed at 12:00:00 UTC on 2026-01-31: job-4 and 4 more could not be started.",
     ),
     "too long": (
         ended(OutcomeKind.STOPPED, reason=StopReason.DEADLINE_EXCEEDED),

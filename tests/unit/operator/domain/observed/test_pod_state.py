@@ -390,6 +390,16 @@ def test_trainer_without_message_is_explained_by_the_agent() -> None:
     assert read(failed(pod)).end_message == "container trainer: exit code 0"
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(128, "128"), (143, "143 (signal 15)"), (192, "192 (signal 64)"), (255, "255")],
+)
+def test_exit_code_above_the_last_signal_names_none(code: int, text: str) -> None:
+    """The kubelet reports 255 for a container whose end it missed, as after a reboot."""
+    pod = failed(RawPod().ready().has("trainer", terminated(code)))
+    assert read(pod).end_message == f"container trainer: exit code {text}"
+
+
 def test_message_of_a_pod_is_printable() -> None:
     pod = RawPod().ready().has("trainer", terminated(1, message="bad\x1b]0;t\x07\u202e\nline"))
     expected = "container trainer: exit code 1: bad\\x1b]0;t\\x07\\u202e\nline"
@@ -474,6 +484,9 @@ def test_pod_rejected_by_its_node_is_launch_failure_at_that_time() -> None:
         ("Evicted", True),
         ("NodeAffinity", True),
         ("UnexpectedAdmissionError", True),
+        ("TopologyAffinityError", True),
+        ("TaintToleration", True),
+        ("NodePorts", True),
         ("DeadlineExceeded", False),
         ("SysctlForbidden", False),
         ("", False),
@@ -500,8 +513,18 @@ def test_pod_evicted_after_an_init_container_began_is_not_rejected(pod: RawPod) 
     """It may have exceeded its own limit of ephemeral storage."""
     found = read(pod.phase("Failed", reason="Evicted"))
     assert (found.launch_failed, found.rejected) == (True, False)
-    waits = RawPod().starting().phase("Failed", reason="Evicted")
-    assert read(waits).rejected
+    disrupted = read(pod.disrupted("TerminationByKubelet", "its usage exceeds the limit"))
+    assert (disrupted.launch_failed, disrupted.rejected) == (True, False)
+
+
+@pytest.mark.parametrize("disrupted", [True, False], ids=["disrupted", "without the condition"])
+def test_pod_evicted_before_a_container_began_is_rejected(disrupted: bool) -> None:
+    """The kubelet adds the condition from Kubernetes 1.26 on."""
+    pod = RawPod().starting().phase("Failed", reason="Evicted")
+    if disrupted:
+        pod.disrupted("TerminationByKubelet", "the node was low on resource: memory")
+    found = read(pod)
+    assert (found.launch_failed, found.rejected) == (True, True)
 
 
 @pytest.mark.parametrize(("fields", "rejected"), [({}, True), ({"nodeName": "node-a"}, False)])

@@ -96,7 +96,7 @@ def test_job_without_startable_pods_fails_with_the_reason() -> None:
     assert isinstance(close, CloseRendezvous)
     assert (close.kind, close.reason) == (OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED)
     assert close.outcome.detail == (
-        "LaunchFailed: 5 pods in a row could not be started, the last one job-4: no python3"
+        "LaunchFailed: job-4 and 4 more could not be started: no python3"
     )
 
 
@@ -106,8 +106,34 @@ def test_pods_rejected_by_their_machines_delay_the_job_and_do_not_fail_it(others
     pods = tuple(replace(one, rejected=one.index >= others) for one in rejected)
     found = planned(*pods)
     assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
-    assert (created(found), found.wake_at) == (0, later(16))
-    assert created(planned(*pods, at=16)) == 2
+    assert (created(found), found.wake_at) == (0, later(120))
+    assert created(planned(*pods, at=120)) == 2
+
+
+@pytest.mark.parametrize(("lasted", "delay"), [(0, 16), (16, 16), (40, 40), (3600, 120)], ids=str)
+def test_back_off_after_rejected_pods_is_as_long_as_the_rejections(
+    lasted: float, delay: float
+) -> None:
+    """The first rejected pod is kept, and many more than the job keeps."""
+    first = replace(stillborn(1, seconds=lasted)[0], rejected=True)
+    many = [pod(1 + n).stillborn(0, "OutOfcpu").get() for n in range(2 * MOST_LAUNCH_FAILURES)]
+    pods = (first, *(replace(one, rejected=True) for one in many))
+    found = planned(*pods)
+    assert (created(found), found.wake_at) == (0, later(delay))
+    gone = {one.name for one in found.actions if isinstance(one, DeletePod)}
+    kept = tuple(one for one in pods if one.name not in gone)
+    assert (len(kept), first in kept) == (MOST_LAUNCH_FAILURES, True)
+    again = planned(*kept)
+    assert (created(again), again.wake_at) == (0, later(delay))
+    assert not any(isinstance(one, DeletePod) for one in again.actions)
+    assert created(planned(*kept, at=delay)) == 2
+
+
+def test_rejections_before_the_last_round_do_not_delay_the_next_pod() -> None:
+    old = [replace(one, rejected=True) for one in stillborn(2, seconds=3600, first=1)]
+    new = [replace(one, rejected=True) for one in stillborn(2, seconds=0, first=3)]
+    found = planned(*running(1), *old, *new, view=final_round(1, since=ago(100)))
+    assert found.wake_at == later(60)
 
 
 @pytest.mark.parametrize("newest", [False, True])
@@ -119,7 +145,7 @@ def test_rejected_pods_do_not_displace_those_that_count_for_the_limit(newest: bo
     rejected = tuple(replace(one, rejected=True) for one in stillborn(most, seconds))
     found = planned(*others, *rejected, at=0)
     assert not any(isinstance(one, DeletePod) for one in found.actions)
-    assert created(planned(*others, *rejected, at=16)) == 2
+    assert created(planned(*others, *rejected, at=120)) == 2
     last = stillborn(1, first=2 * most)
     assert any(
         isinstance(one, CloseRendezvous) for one in planned(*others, *rejected, *last).actions
@@ -131,8 +157,8 @@ def test_pods_of_earlier_rounds_do_not_displace_rejected_ones() -> None:
     earlier = tuple(pod(10 + n).failed(30 + n).get() for n in range(MOST_LAUNCH_FAILURES))
     rejected = tuple(replace(one, rejected=True) for one in stillborn(MOST_LAUNCH_FAILURES + 1))
     found = planned(*earlier, *rejected)
-    assert [one.name for one in found.actions if isinstance(one, DeletePod)] == ["job-0"]
-    assert (created(found), found.wake_at) == (0, later(16))
+    assert [one.name for one in found.actions if isinstance(one, DeletePod)] == ["job-1"]
+    assert (created(found), found.wake_at) == (0, later(120))
 
 
 def test_training_job_outlives_pods_that_cannot_start() -> None:
@@ -181,5 +207,5 @@ def test_status_has_the_end_of_a_pod_until_it_is_replaced(
     assert (found.reason, found.message) == (reason, message)
     events = [one.message for one in job_events(Status(), status, ()) if one.reason == reason]
     assert events == ([message] if reason == "LaunchFailed" else [])
-    clause = "job-1 could not be started: no python3"
-    assert (clause in " ".join(status.explanation)) is (reason == "LaunchFailed")
+    said = " ".join(status.explanation)
+    assert (message.rpartition("; ")[2] in said) is (reason == "LaunchFailed")

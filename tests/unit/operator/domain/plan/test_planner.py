@@ -36,11 +36,16 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
-from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS, closing_step
+from elasticjob_operator.domain.plan.closing_checkpoint import (
+    COORDINATOR_SECONDS,
+    OPEN,
+    closing_step,
+)
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.types import ConditionType
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import MemberState, OutcomeKind
@@ -459,6 +464,66 @@ def test_torch_backends_are_stopped_without_a_request() -> None:
     a_job = job(maxNodes=2, runPolicy=policy, rendezvous={"backend": "C10d"})
     found = plan(a_job, observed(*running(2), view=saving(2)), NOW)
     assert [type(action) for action in found.actions] == [DeletePod, DeletePod]
+
+
+@pytest.mark.parametrize("reason", STOPS)
+@pytest.mark.parametrize("bounds", [BOUNDS, None], ids=["known", "unknown"])
+def test_planned_stop_waits_for_a_store_that_was_just_lost(
+    reason: StopReason, bounds: RendezvousParams | None
+) -> None:
+    """The operator's watch breaks when etcd elects a leader."""
+    lost = observed(*running(2), view=UNREADABLE, bounds=bounds, unreadable_seconds=2.0)
+    found = plan(STOPS[reason], lost, NOW)
+    assert (found.actions, found.wake_at, found.phase) == ((), later(8), Phase.RUNNING)
+    status = next_status(STOPS[reason], lost, UNREADABLE, later(9), found.access)
+    assert (status.phase, status.last_stop) == (Phase.RUNNING, None)
+    back = observed(*running(2), view=saving(2), bounds=BOUNDS)
+    assert plan(STOPS[reason], back, later(2)).actions == (WriteParams(1, asked(reason, -2)),)
+    late = plan(STOPS[reason], replace(lost, unreadable_seconds=10.0), later(8))
+    assert [name for name, _ in deleted(late)] == ["job-0", "job-1"]
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_stop_of_a_job_that_cannot_save_does_not_wait_for_its_store(reason: StopReason) -> None:
+    lost = observed(*running(2), view=UNREADABLE, bounds=BOUNDS, unreadable_seconds=2.0)
+    over = replace(lost, pods=tuple(replace(one, over=True) for one in lost.pods))
+    assert plan(STOPS[reason], over, NOW).access == OPEN
+    requested = replace(lost, bounds=asked(reason, ENDS_AT))
+    assert len(deleted(plan(STOPS[reason], requested, NOW))) == 2
+
+
+def test_stop_without_pods_asks_no_member_whose_record_remains() -> None:
+    found = plan(STOPS[StopReason.SUSPENDED], observed(view=saving(2), bounds=BOUNDS), NOW)
+    save = SaveReport(SaveResult.NOT_TRAINING)
+    assert found.actions == (
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED, save=save),
+    )
+
+
+@pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.SUSPENDED])
+def test_resumption_waits_until_etcd_records_the_suspension(phase: Phase) -> None:
+    """In the incarnation of the stopped pods they would count as lost."""
+    a_job = job(Status(phase=phase), maxNodes=2)
+    refused = observed(view=saving(2), bounds=BOUNDS, store=SeenTrouble(FULL))
+    found = plan(a_job, refused, NOW)
+    assert (found.actions, found.wake_at, found.phase) == ((), None, Phase.SUSPENDED)
+    status = next_status(a_job, refused, refused.rendezvous, NOW, found.access)
+    assert (status.phase, status.nodes) == (Phase.SUSPENDED, 0)
+    told = [one.message for one in status.conditions if one.type is ConditionType.SUSPENDED]
+    assert told == ["the job is resumed once its suspension is recorded"]
+    assert "once its suspension is complete and recorded" in " ".join(status.explanation)
+    leaving = replace(refused, pods=(pod(0).terminating().get(),))
+    assert plan(a_job, leaving, NOW).phase is Phase.SUSPENDING
+    usable = plan(a_job, replace(refused, store=None), NOW)
+    [close] = usable.actions
+    assert isinstance(close, CloseRendezvous)
+    assert (close.reason, usable.phase) == (StopReason.SUSPENDED, Phase.SUSPENDED)
+
+
+def test_resumption_goes_on_with_pods_that_were_not_stopped() -> None:
+    a_job = job(Status(phase=Phase.SUSPENDING), maxNodes=2)
+    found = plan(a_job, observed(*running(2), view=saving(2), bounds=BOUNDS), NOW)
+    assert (found.actions, found.phase) == ((), Phase.RUNNING)
 
 
 def test_job_created_suspended_creates_nothing() -> None:

@@ -24,8 +24,11 @@ from elasticjob_operator.domain.plan.actions import (
     DeleteReason,
     RemoveMembers,
     WriteNodes,
+    WriteParams,
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
+from elasticjob_operator.domain.plan.closing_checkpoint import store_access
+from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.domain.status.events import (
     Event,
     EventType,
@@ -56,6 +59,7 @@ from tests.unit.operator.builders import (
     final_round,
     history,
     job,
+    later,
     observed,
     running,
 )
@@ -401,7 +405,7 @@ def test_checkpoint_that_etcd_refused_to_request_is_reported_once(reason: StopRe
     subject, pods = job(before, **STOPS[reason]), running(2)
     bounds = rendezvous_params(subject, 2, 2)
     refused = observed(*pods, view=TRAINS, bounds=bounds, store=SeenTrouble(FULL))
-    after = next_status(subject, refused, TRAINS, NOW)
+    after = next_status(subject, refused, TRAINS, NOW, store_access(refused, NOW))
     told = [one.message for one in job_events(before, after, ()) if one.reason == "NotSaved"]
     text = "stopped at step 163; the last checkpoint is of step 120: etcd refused the request"
     assert [message.partition(" for a checkpoint")[0] for message in told] == [text]
@@ -419,7 +423,7 @@ def test_checkpoint_that_etcd_refused_to_request_is_reported_once(reason: StopRe
         observed(view=over, bounds=bounds),
     ):
         subject = subject.model_copy(update={"status": after})
-        again = next_status(subject, seen, seen.rendezvous, NOW)
+        again = next_status(subject, seen, seen.rendezvous, NOW, store_access(seen, NOW))
         assert again.last_stop == after.last_stop
         assert not [one for one in job_events(after, again, ()) if one.reason == "NotSaved"]
         after = again
@@ -430,8 +434,11 @@ def test_checkpoint_that_etcd_may_still_be_asked_for_is_not_reported_as_missing(
     bounds, since = rendezvous_params(subject, 2, 2), int(ago(9).timestamp() * 1000)
     store = SeenTrouble(replace(FULL, since_ms=since))
     seen = observed(*running(2), view=TRAINS, bounds=bounds, store=store)
-    status = next_status(subject, seen, TRAINS, NOW)
-    assert (status.phase, status.last_stop) == (Phase.RUNNING, None)
+    planned = plan(subject, seen, NOW)
+    assert [type(action) for action in planned.actions] == [WriteParams]
+    for at in (NOW, later(2)):  # the limit passes between the plan and the status
+        status = next_status(subject, seen, TRAINS, at, planned.access)
+        assert (status.phase, status.last_stop) == (Phase.RUNNING, None)
 
 
 def test_stop_without_training_replaces_the_report_on_an_earlier_stop() -> None:
