@@ -133,6 +133,7 @@ class Link:
         self._script_polls = False
         self._seconds = 0.0
         self._deadline: float | None = None
+        self._asked_at: float | None = None
         self._is_waiting = False  # for an agreement, or a stop
         self._answer = layout.Answer()
         blank = bytes(layout.REPORT_BYTES)
@@ -211,9 +212,17 @@ class Link:
 
     @property
     def stop_seconds(self) -> float:
-        """Time in seconds that the workers have to save before a planned stop; 0 without one."""
+        """Time in seconds that is left to save before a planned stop; 0 without one."""
         request = self._request()
-        return 0.0 if request is None else request.seconds
+        if request is None or self._asked_at is None:
+            return 0.0
+        return max(0.0, request.seconds - (time.monotonic() - self._asked_at))
+
+    def keeps_no_more(self) -> None:
+        """Offer no longer to keep the state: this worker passes no further point."""
+        if self._flags == layout.KEEPS:
+            self._flags = 0
+            self._write_progress()
 
     def kept(self) -> None:
         """Answer the request: the state is complete in memory. Wait for the stop."""
@@ -301,7 +310,10 @@ class Link:
         self._flags = flags
         self._write_progress()
         if self._checkpoint_request is None or self._checkpoint_request[0] == layout.BLANK:
+            self._asked_at = None
             return False
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
         return self._held(self._points)
 
     def save_failed(self, error: str) -> None:

@@ -262,12 +262,15 @@ class MemoryBuffers:
         try:
             self._check_room(name, index, size)
         except NoRoom:
-            own = [path for each in (_OWN, _STEP) for path in self.folder.glob(f"{each}*.[01]")]
-            if name.startswith(_OWN) or not own:
+            own = not name.startswith(_OWN)  # they replace copies of others alone
+            names = (_OWN, _STEP) if own else (_STEP,)
+            found = [path for each in names for path in self.folder.glob(f"{each}*.[01]")]
+            if not found:
                 raise
-            for path in own:
+            for path in found:
                 _remove(path)
-            self._held.pop(f"{_OWN}{self._local_rank}", None)
+            if own:
+                self._held.pop(f"{_OWN}{self._local_rank}", None)
             self._check_room(name, index, size)
 
     def _check_room(self, name: str, index: int, size: int) -> None:

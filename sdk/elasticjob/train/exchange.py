@@ -43,8 +43,9 @@ class Protocols(NamedTuple):
     newest: int
 
 
-OURS = Protocols(3, 3)
-"""Protocol 3 has another decision on the interval after a restore, and negative steps before those
+OURS = Protocols(4, 4)
+"""Protocol 4 has `Exchange.KEPT`, `Exchange.OWN_PARTS` at the first state that is held, and another
+record of snapshots before planned stops. Protocol 3 has another decision on the interval after a restore, and negative steps before those
 of parts that are written at a stop. Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`,
 `Exchange.OWN_PARTS`, a second `Exchange.STORED` after a demanded snapshot, and another decision on
 sharded state without parts of the ranks."""

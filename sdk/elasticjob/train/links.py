@@ -121,32 +121,50 @@ class StepSender:
         self._address, self._key, self._rank, self._rate = address, key, rank, rate
         self._waiting: collections.deque[tuple[Part, Body]] = collections.deque(maxlen=_STEPS)
         self._changed = threading.Condition()
-        self._is_closed = False
+        self._is_closed = self._is_urgent = False
         self._thread = threading.Thread(target=self._run, name="elasticjob-steps", daemon=True)
 
     def offer(self, part: Part, body: Body) -> None:
         """Send a part, whose content does not change, once those before it are sent."""
         with self._changed:
             self._waiting.append((part, body))
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread.ident is None:
             self._thread.start()
+
+    def flush(self, seconds: float) -> None:
+        """Send what waits without a pause; wait for it up to `seconds`."""
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_closed or not self._waiting, seconds)
+            self._is_urgent = False
 
     def close(self) -> None:
         """Send nothing more."""
         with self._changed:
             self._is_closed = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while self._next() is not None:
             try:
                 with socket.create_connection(self._address, QUIET_SECONDS) as link:
-                    self._send_all(link)
+                    try:
+                        self._send_all(link)
+                    finally:  # a fork may hold the descriptor
+                        link.shutdown(socket.SHUT_RDWR)
             except OSError as error:
                 log.debug("cannot copy the own state of each step to a peer: %s", error)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed, RETRY_SECONDS)
+                if self._is_urgent:
+                    with self._changed:
+                        self._waiting.clear()
+                        self._changed.notify_all()
+                self._pause(RETRY_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_urgent, seconds)
 
     def _next(self) -> tuple[Part, Body] | None:
         """Wait for a part; return the first one that waits, or None at the end."""
@@ -169,8 +187,9 @@ class StepSender:
             with self._changed:
                 if self._waiting and self._waiting[0] is found:
                     self._waiting.popleft()
+                    self._changed.notify_all()
             number += 1
-            time.sleep(body.size / self._rate)
+            self._pause(body.size / self._rate)
 
 
 class Receiver:
@@ -192,9 +211,9 @@ class Receiver:
         self._senders = senders
         self._buffers = buffers
         self._accepted = Accepted()
-        self._links: set[socket.socket] = set()  # on which senders copy each step
+        self._links: dict[int, socket.socket] = {}  # on which ranks copy each step
         self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS + len(senders))
         self._is_closed = self._is_logged = False
         self._thread = threading.Thread(
             target=self._serve, name="elasticjob-replica-listener", daemon=True
@@ -206,7 +225,7 @@ class Receiver:
     def close(self) -> None:
         self._is_closed = True
         with self._lock:
-            ended = [self._listener, *self._links]
+            ended = [self._listener, *self._links.values()]
         for each in ended:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # ends `accept` and `recv`
@@ -272,7 +291,10 @@ class Receiver:
         with self._lock:
             if self._is_closed:
                 return
-            self._links.add(link)
+            former, self._links[rank] = self._links.get(rank), link
+            if former is not None:  # half open, as after a partition
+                with contextlib.suppress(OSError):
+                    former.shutdown(socket.SHUT_RDWR)
         try:
             number = 0
             while True:
@@ -290,7 +312,8 @@ class Receiver:
                 number += 1
         finally:
             with self._lock:
-                self._links.discard(link)
+                if self._links.get(rank) is link:
+                    del self._links[rank]
 
     def _commit(self, part: Part, body: Body, keep: Version | None) -> bool:
         with self._lock:

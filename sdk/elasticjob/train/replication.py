@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,6 +179,12 @@ class Replication:
         kept = Body(body.head_bytes, [memoryview(b"".join(body.views))])
         for each in self._step_senders:
             each.offer(part, kept)
+
+    def flush_steps(self, seconds: float) -> None:
+        """Wait up to `seconds` until the part of the last step is sent."""
+        deadline = time.monotonic() + seconds
+        for each in self._step_senders:
+            each.flush(max(0.0, deadline - time.monotonic()))
 
     def give_up(self) -> None:
         """End the announced generation: this rank has no part to copy."""

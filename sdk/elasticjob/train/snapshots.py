@@ -225,8 +225,9 @@ class Snapshots:
             self._reached,
         )
         self._is_each_step = every_steps == 1
-        self._keeps = False
-        """True if the ranks, whose states are not held, keep them before a planned stop."""
+        self._can_keep = self._keeps = False
+        """The second is True once the ranks, whose states are not held, keep them before a planned
+        stop. All ranks then pass the same points of `save`, so it stays True in this round."""
         self._taken_at = time.monotonic()
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
@@ -334,7 +335,7 @@ class Snapshots:
         """End the replication; the next `save` with states of the ranks begins another one."""
         self._compared = 0
         if self._stop is not None:
-            self._stop.own_committed = None
+            self._stop.replication = None
         if self._replication is not None:
             self._replication.close()
             self._copied = self._replication.generations.confirmed
@@ -420,9 +421,9 @@ class Snapshots:
             return False
         if self._overlap is not None:
             self._overlap.begin()
-        until = self._kept_until(
-            keeps
-        )  # first for copies in progress, which no new ones may follow
+        since, self._taken_at = time.monotonic() - self._taken_at, time.monotonic()
+        if keeps:  # for copies in progress, which no others may follow before their end
+            self._await_copies(since, 0.25)
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
         begins, store_due = self._schedule(gang, step, rank_state is not None, store)
@@ -491,28 +492,23 @@ class Snapshots:
             else:
                 train.checkpointed(step)
         if keeps:
-            self._await_copies(until)
+            self._await_copies(since, 0.5)
             gang.gather(Exchange.KEPT, b"")  # all ranks have their parts, or cannot write them
             train.link().kept()
         self._pace.left(step, copied=True)
         return True
 
-    def _kept_until(self, keeps: bool) -> float:
-        """Return the time by `time.monotonic` up to which a snapshot before a planned stop waits
-        for copies on other nodes; wait for those in progress.
+    def _await_copies(self, since: float, share: float) -> None:
+        """Wait before a planned stop for copies on other nodes.
 
-        It does not wait longer than the steps since the last snapshot took, at least a second.
+        Args:
+            since: duration of the steps since the last snapshot, which is the limit, at least
+                `MIN_KEPT_SECONDS`.
+            share: largest share of the time that is left up to the stop.
         """
-        now = time.monotonic()
-        since, self._taken_at = max(MIN_KEPT_SECONDS, now - self._taken_at), now
-        until = now + min(since, train.link().stop_seconds / 2)
-        if keeps:
-            self._await_copies(until)
-        return until
-
-    def _await_copies(self, until: float) -> None:
         if self._replication is not None:
-            self._replication.wait(until - time.monotonic())
+            most = max(MIN_KEPT_SECONDS, since)
+            self._replication.wait(min(most, share * train.link().stop_seconds))
 
     def _compare(self, gang: Gang, has_own_part: bool) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
@@ -557,7 +553,7 @@ class Snapshots:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
             told = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
-            stop.agreed(all(each[0] for each in told))
+            self._agreed_to_hold(stop, all(each[0] for each in told))
         if not stop.is_on:
             return state, rank_state
         began = time.perf_counter()
@@ -575,6 +571,11 @@ class Snapshots:
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
+    def _agreed_to_hold(self, stop: StopCopy, is_on: bool) -> None:
+        """Hold until the next regular snapshot, or not, as all ranks do: then they may be asked."""
+        stop.agreed(is_on)
+        self._keeps = self._keeps or (self._can_keep and not is_on)
+
     def _rename(
         self, stop: StopCopy, gang: Gang, step: int, rank_state: Any, interval: int | None
     ) -> None:
@@ -591,6 +592,8 @@ class Snapshots:
         an error.
         """
         self._record_end(End.CLOSE)
+        if self._keeps:
+            train.link().keeps_no_more()
         try:
             if self._stop is not None:
                 self._stop.close()
@@ -640,7 +643,8 @@ class Snapshots:
         self._has_place = any(each.has_place for each in begins)
         self._store.is_shared = any(each.stores for each in begins)
         is_held = all(each.holds for each in begins)
-        self._keeps = self._has_place and not self._store.is_shared and not is_held
+        self._can_keep = self._has_place and not self._store.is_shared
+        self._keeps = self._can_keep and not is_held
         if self._stop is not None:
             self._stop.start(is_held)
         lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
@@ -677,7 +681,7 @@ class Snapshots:
             self._replicas = 0
             return False
         if self._stop is not None:
-            self._stop.own_committed = self._replication.send_step
+            self._stop.replication = self._replication
         self._report.change(replicas=self._replicas)
         if self._copied is None:
             self._replication.restored(*self._found)
@@ -783,7 +787,7 @@ class Snapshots:
             is_busy = any(each.is_busy for each in proposals)
             store_due = (store_due or proposals[0].is_time) and not is_busy
             if stop is not None:
-                stop.agreed(all(each.holds for each in proposals))
+                self._agreed_to_hold(stop, all(each.holds for each in proposals))
             if replication is not None:
                 begins = replication.exchanged([State(each.copies) for each in proposals])
                 self._report.change(replicated=replication.replicated_step)

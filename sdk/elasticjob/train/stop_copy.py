@@ -32,12 +32,10 @@ from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
 from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
-    from elasticjob.train.part_files import Body
+    from elasticjob.train.replication import Replication
 
 log = logging.getLogger("elasticjob.train")
 
@@ -65,6 +63,8 @@ LATE_SHARE = 1.5
 """Usual durations of a step after whose begin its end is not waited for: it may hang."""
 BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
+FLUSH_SECONDS = 0.5
+"""Maximum wait at a planned stop for the copy of the own state on other nodes."""
 STEP_SECONDS = 1.0
 """Minimum wait for the end of a step whose optimizers are at work."""
 MEASURED = 5
@@ -90,8 +90,8 @@ class StopCopy:
     ) -> None:
         self.is_on = False
         """True if all ranks hold: `state` is then called in each step of all of them."""
-        self.own_committed: Callable[[Part, Body], None] | None = None
-        """Called with the own part of each step, for its copies on other nodes."""
+        self.replication: Replication | None = None
+        """Replication of the own part of each step; None without one."""
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
         self._policy = HoldPolicy(max_overhead)
@@ -239,8 +239,8 @@ class StopCopy:
         if buffers is None or body.size > OWN_BYTES:
             raise NotHeld
         buffers.commit_own(part, body)
-        if self.own_committed is not None:
-            self.own_committed(part, body)
+        if self.replication is not None:
+            self.replication.send_step(part, body)
 
     def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
         """Hold the state of this step as another part, after an older version than the last one.
@@ -335,6 +335,8 @@ class StopCopy:
             if kind != END_STEP:
                 # The step that has ended is held already, or cannot be.
                 self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
+            if kind != AT_ONCE and self.replication is not None:
+                self.replication.flush_steps(FLUSH_SECONDS)  # this node may leave
         finally:
             with self._changed:
                 self._is_stopping = False

@@ -149,7 +149,8 @@ def _reports(point: int, before: WorkerProgress | None, now: WorkerProgress) -> 
         is_over = now.points > point
         return is_over and (_has_saved(earlier, now) or _had_saved(before, point))
     is_written = now.points > point and now.saved_ns != earlier.saved_ns
-    return is_written or now.answer.saved >= point
+    keeps_beside_file = now.saves and now.keeps  # the file alone names a checkpoint
+    return is_written or (now.answer.saved >= point and not keeps_beside_file)
 
 
 def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:

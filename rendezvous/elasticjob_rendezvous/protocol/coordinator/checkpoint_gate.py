@@ -67,7 +67,7 @@ def before_end(
             return None
         timers.since(("planned end", roster.number))
         timers.start(("save", roster.number), timers.now)
-        able = bool(gang) and whole and all(_can_save(member, ends_job) for member in gang)
+        able = bool(gang) and whole and _can_save(gang, ends_job)
         seconds = save_seconds(judgement.cause, bounds)
         return Save(judgement.cause, seconds) if able and seconds > 0 else judgement
     over = timers.over(("save", roster.number), save.seconds)
@@ -148,9 +148,10 @@ def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
     return UNHURRIED_SECONDS
 
 
-def _can_save(member: Member, ends_job: bool) -> bool:
-    """Return True if the member can save; memory does not outlive the job."""
-    return member.saves or (member.keeps and not ends_job)
+def _can_save(gang: list[Member], ends_job: bool) -> bool:
+    """Return True if all members save, or all keep their state, in memory that some outlive."""
+    stays = not ends_job and any(member.state is not MemberState.LEAVING for member in gang)
+    return all(member.saves for member in gang) or (stays and all(each.keeps for each in gang))
 
 
 def _gang(view: View, roster: Roster) -> tuple[list[Member], bool]:

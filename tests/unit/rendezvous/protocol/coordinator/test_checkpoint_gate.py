@@ -110,13 +110,27 @@ def test_time_of_a_save_request_counts_from_the_attempt_that_etcd_accepted() -> 
     assert gang.due(after=0.2) == LEAVING
 
 
-@pytest.mark.parametrize("kept", ["abc", "b"])
-def test_gang_that_keeps_its_state_in_memory_is_asked_unless_the_job_ends(kept: str) -> None:
+def keeping(kept: str = "abc") -> Gang:
     gang = Gang()
     for name in kept:
         gang.job.change(name, saves=False, keeps=True)
-    assert gang.due(ends_job=True) == LEAVING
-    assert gang.due() == Save(LEAVE, 25.0)
+    return gang
+
+
+def test_gang_that_keeps_its_state_in_memory_is_asked_unless_the_job_ends() -> None:
+    assert keeping().due(ends_job=True) == LEAVING
+    assert keeping().due() == Save(LEAVE, 25.0)
+
+
+def test_gang_of_which_only_some_keep_their_state_is_not_asked() -> None:
+    assert keeping("b").due() == LEAVING
+
+
+def test_gang_that_leaves_as_a_whole_is_not_asked_to_keep_its_state() -> None:
+    gang = keeping()
+    for name in "ac":
+        gang.job.change(name, state=MemberState.LEAVING)
+    assert gang.due() == LEAVING
 
 
 @pytest.mark.parametrize(
