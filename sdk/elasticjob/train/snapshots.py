@@ -812,4 +812,5 @@ def _first(*given: Any) -> Any:
 
 
 def _value(given: Any) -> Any:
-    return given() if callable(given) else given
+    """Return the result of a function, or the value itself, such as a module, which is refused."""
+    return given() if callable(given) and not hasattr(given, "state_dict") else given

@@ -166,9 +166,7 @@ def test_report_in_the_progress_file_is_bounded(tmp_path: Path) -> None:
     files.file(1, 0).write_bytes(record + pack_report(huge))
     found = files.read(1, 1)[0]
     assert found.step == 3
-    assert found.snapshots == (
-        -1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP, Loss.UNKNOWN
-    )
+    assert found.snapshots == (-1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP, Loss.UNKNOWN)
     files.file(1, 0).write_bytes(record)
     assert files.read(1, 1)[0].snapshots is None
 
