@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
 import operator
 import os
 import struct
+import threading
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.agreement import Part, fields_of, part_of
-from elasticjob.train.parallel import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +32,9 @@ _RECORD = struct.Struct("<8sQQiIqQQI")
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
+_MODE = 0o600
 _SMALL_BYTES = 1 << 12
 """Maximum size of a memory range that is cheaper to copy than to write in a call of its own."""
-_MODE = 0o600
 _SLICE_BYTES = 1 << 26
 """Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
 due to the size of the part."""
@@ -94,10 +95,7 @@ def allocated(size: int) -> memoryview:
 
 
 def populate(view: memoryview) -> None:
-    """Let the kernel provide new memory in one call, without one page fault for each page.
-
-    No effect before Linux 5.14.
-    """
+    """Let the kernel, from Linux 5.14 on, provide new memory in one call, not by page faults."""
     if view.nbytes < _LARGE_BYTES:
         return
     first = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -193,20 +191,14 @@ def no_report() -> None:
     """Report no progress."""
 
 
-def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
+def read(
+    path: Path, part: Part, moved: Callable[[], None] = no_report, *, threads: bool = False
+) -> Body:
     """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that.
 
     `moved` is called after each slice is read and added to the checksum.
     """
-    return _whole(reading(path, part), moved)
-
-
-def read_memory(path: Path, part: Part) -> Body:
-    """Read a part in memory as `read` does, with several threads."""
-    return _whole(reading(path, part, threads=True), no_report)
-
-
-def _whole(steps: Iterator[tuple[Body, int]], moved: Callable[[], None]) -> Body:
+    steps = reading(path, part, threads=threads)
     body, _ = next(steps)
     for _ in steps:
         moved()
@@ -285,6 +277,77 @@ def _read_at(fd: int, view: memoryview, offset: int) -> int:
             break
         done += count
     return done
+
+
+class _Beside:
+    """Call of a function in a thread beside a caller that a signal handler may interrupt.
+
+    Each attribute is set once, by one thread: an interrupted caller can end its wait again.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._has_begun = self._is_given_up = False
+        self._ended = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def start(self) -> bool:
+        """Start the thread; return False if none can start, as at the end of the process."""
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:
+            return False
+        return True
+
+    def _run(self) -> None:
+        self._has_begun = True
+        try:
+            if not self._is_given_up:
+                self._result = self._function()
+        except BaseException as error:  # raised by `result`
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def result(self) -> Any:
+        """Wait for the end of the started function; return its result or raise its error."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def end(self) -> None:
+        """Wait until the function has ended; it does not begin any more."""
+        self._is_given_up = True
+        if self._has_begun:
+            self._ended.wait()
+
+
+def side_by_side(first: Callable[[], Any], *others: Callable[[], Any]) -> list[Any]:
+    """Call functions, all but the first in threads; return their results once all have ended.
+
+    Raises the first error, also that of a signal handler, once none of them runs. Where no thread
+    can start the functions are called one after another.
+    """
+    beside = [_Beside(function) for function in others]
+    try:
+        has_thread = [each.start() for each in beside]
+        results = [first()]
+        for each, function, is_started in zip(beside, others, has_thread):
+            results.append(each.result() if is_started else function())
+        return results
+    finally:
+        _end_all(beside)
+
+
+def _end_all(beside: Sequence[_Beside]) -> None:
+    try:
+        for each in beside:
+            each.end()
+    except BaseException:  # of a signal handler
+        _end_all(beside)
+        raise
 
 
 def overwrite(
@@ -383,29 +446,18 @@ def _halves(views: Sequence[memoryview]) -> tuple[list[memoryview], list[memoryv
 def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """Write views, in pieces that stay in the processor's cache; return their checksum."""
     checksum = 0
-    for piece in _pieces(views):
-        offset = _written(fd, [piece], offset)
-        checksum = zlib.crc32(piece, checksum)
+    for view in _joined(views):
+        for first in range(0, view.nbytes, _PIECE_BYTES):
+            piece = view[first : first + _PIECE_BYTES]
+            offset = _written(fd, [piece], offset)
+            checksum = zlib.crc32(piece, checksum)
     return checksum
 
 
-def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Yield the content of views in pieces of at most `_PIECE_BYTES`; small views are joined.
-
-    With a call for each of 160,000 views two threads spend four times as long as one.
-    """
-    small: list[memoryview] = []
-    for view in views:
-        if view.nbytes <= _SMALL_BYTES and len(small) < _MAX_VIEWS:
-            small.append(view)
-            continue
-        if small:
-            yield memoryview(b"".join(small))
-            small = []
-        for first in range(0, view.nbytes, _PIECE_BYTES):
-            yield view[first : first + _PIECE_BYTES]
-    if small:
-        yield memoryview(b"".join(small))
+def _joined(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the views, small ones in a row in one copy."""
+    for is_small, group in itertools.groupby(views, lambda view: view.nbytes <= _SMALL_BYTES):
+        yield from [memoryview(b"".join(group))] if is_small else group  # noqa: B031
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

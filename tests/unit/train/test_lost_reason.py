@@ -149,9 +149,9 @@ def test_parameters_on_a_device_and_lost_memory_are_reasons(
     stop = snapshots._stop
     assert stop is not None
     monkeypatch.setattr(stop._optimizers, "all", [torch.optim.SGD([torch.ones(1, device="meta")])])
-    assert stop.obstacle is Loss.ON_DEVICE
+    obstacles = [stop.obstacle]
     stop._memory.buffers = None
-    assert stop.obstacle is Loss.NO_MEMORY
+    assert [*obstacles, stop.obstacle] == [Loss.ON_DEVICE, Loss.NO_MEMORY]
     assert not stop.wants()
     stop.agreed(False)
     assert recorded(memory) is Loss.NO_MEMORY

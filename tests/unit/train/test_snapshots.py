@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import functools
+import gc
 import json
 import logging
 import os
@@ -121,6 +122,28 @@ def contains_itself() -> dict[str, Any]:
     state: dict[str, Any] = {}
     state["state"] = state
     return state
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_cycles_are_searched_while_a_state_is_encoded_or_decoded(is_enabled: bool) -> None:
+    phases: list[str] = []
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        phases.append(phase)
+
+    state = [[torch.zeros(1)] for _ in range(3000)]
+    gc.collect()
+    if not is_enabled:
+        gc.disable()
+    try:
+        gc.callbacks.append(collected)
+        made = encode(state)
+        decode(Body(made.head_bytes, [memoryview(bytearray().join(made.views))]))
+        gc.callbacks.remove(collected)
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()
+    assert len(phases) <= 4, "one after each call at most"
 
 
 def nested(kind: type, depth: int) -> Any:
