@@ -45,6 +45,9 @@ SAVES = 1
 """Flag: the script asked to save before a planned stop."""
 REPORTS = 2
 """Flag: it reports this checkpoint once it is complete, so without a report there is none."""
+KEEPS = 4
+"""Flag: the state can be kept in the memory of the nodes before a planned stop, instead of a
+checkpoint; it is reported like one."""
 
 _HEAD = struct.Struct("<4sI")
 _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
@@ -58,7 +61,7 @@ class Record(NamedTuple):
     """Progress report of a worker. Times are milliseconds since 1970, 0 for never.
 
     Args:
-        flags: `SAVES` and `REPORTS`, or 0.
+        flags: `SAVES` and `REPORTS`, `KEEPS`, or 0.
         points: number of points passed at which all ranks could have saved together.
         step, at_ms: last reported step and its time; `NO_STEP` before the first.
         first_step_ms: time of the first report.

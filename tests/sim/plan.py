@@ -49,6 +49,7 @@ class Plan:
         orphan_seconds: maximum life of workers without an agent, enforced by the launcher.
         checkpoint_seconds: interval between checkpoints of a training gang; None: never.
         asks_to_save: whether scripts want to save before a planned stop.
+        keeps: whether they only keep their state in memory, which no end of the job waits for.
         save_seconds: approximate duration of that save.
         stuck_share: share of nodes that never reach the save.
         saves_fail: every save fails, and the nodes report it.
@@ -75,6 +76,7 @@ class Plan:
     crash_seconds: float | None = None
     crash_steps: str = "none"
     asks_to_save: bool = False
+    keeps: bool = False
     save_seconds: float = 0.5
     stuck_share: float = 0.0
     saves_fail: bool = False

@@ -54,6 +54,7 @@ def _saving(rng: Random, plan: Plan) -> Plan:
         asks_to_save=rng.random() < 0.5,
         save_seconds=rng.choice((0.1, 0.5, 2.0)),
         stuck_share=rng.choice((0.0, 0.0, 0.2)),
+        keeps=rng.random() < 0.2,
     )
 
 
@@ -76,6 +77,7 @@ def stopping(seed: int, kind: str = "") -> Plan:
         quiet_at=max(base.quiet_at, begin + 5.0),
         actions=tuple(sorted(actions, key=lambda action: action.at)),
         saves_fail=rng.random() < 0.2,
+        keeps=rng.random() < 0.1,
     )
 
 

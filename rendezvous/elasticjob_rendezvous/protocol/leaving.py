@@ -39,7 +39,7 @@ def _was_seen(state: EngineState) -> bool:
 def is_saving(state: EngineState) -> bool:
     """Return True while a leaving member's workers run on to be asked for a checkpoint and save."""
     at, since = state.current, state.leave_state.since
-    if at is None or since is None or not state.local.saves:
+    if at is None or since is None or not (state.local.saves or state.local.keeps):
         return False
     if at.state is not RoundState.FINAL or at.number != state.local.round:
         return False

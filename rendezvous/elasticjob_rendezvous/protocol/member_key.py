@@ -120,6 +120,7 @@ class MemberKey:
             master_served=local.master_served,
             busy_ms=local.busy_ms,
             saves=local.saves,
+            keeps=local.keeps,
             passed=local.passed,
             saved=local.saved,
             completed=local.completed,

@@ -61,6 +61,7 @@ class Local:
     master_served: bool = False
     busy_ms: int = 0
     saves: bool = False
+    keeps: bool = False
     passed: int = -1
     saved: bool = False
     completed: bool = False

@@ -200,11 +200,26 @@ class Link:
         self._script_polls = True
         return self._progress is not None and self._point()
 
-    def stops_unasked(self) -> bool:
-        """Return True before a planned stop if the script itself does not ask for it."""
+    def stops_unasked(self, *, in_memory: bool = False) -> bool:
+        """Return True before a planned stop if the script itself does not ask for it.
+
+        Args:
+            in_memory: the answer is `kept`, for which no end of the whole job waits.
+        """
         if self._progress is None or self._script_polls or self._callbacks:
             return False
-        return self._point(layout.SAVES | layout.REPORTS)
+        return self._point(layout.KEEPS if in_memory else layout.SAVES | layout.REPORTS)
+
+    @property
+    def stop_seconds(self) -> float:
+        """Time in seconds that the workers have to save before a planned stop; 0 without one."""
+        request = self._request()
+        return 0.0 if request is None else request.seconds
+
+    def kept(self) -> None:
+        """Answer the request: the state is complete in memory. Wait for the stop."""
+        self._write_answer(self._answer._replace(saved=self._points))
+        self._wait_for_the_stop()
 
     @property
     def awaits_stop(self) -> bool:

@@ -32,7 +32,7 @@ from elasticjob.train.part_files import (
     overwrite,
     write_ahead,
 )
-from elasticjob.train.replicas import replica_to_overwrite
+from elasticjob.train.replicas import replica_to_overwrite, step_to_overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +41,10 @@ BUFFERS = 2
 _REPLICA = "replica-"
 _OWN = "own-"
 """Prefix of the buffers with the own state of a local rank after each step."""
+_STEP = "step-"
+"""Prefix of the buffers with copies of these states of ranks on other nodes."""
+OWN_BYTES = 1 << 20
+"""Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 LOCK = "writer-"
 """Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _SHARED_LOCK = f"{LOCK}shared"
@@ -83,9 +87,10 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0, and under a lock by any
     local rank once the workers are stopped. Each local rank has buffers `rank-LOCAL.N` for its own
-    part, and `own-LOCAL.N` for that of each step, as a copy at a stop needs it. With a `limit` in
-    bytes, two snapshots of the node and the present copies for other nodes must fit. Of
-    `local_ranks`, the present number of workers on the node, 0 is unknown.
+    part, and `own-LOCAL.N` for that of each step, as a copy at a stop needs it; those of ranks on
+    other nodes are copied to `step-RANK.N`. With a `limit` in bytes, two snapshots of the node and
+    the present copies for other nodes must fit. Of `local_ranks`, the present number of workers on
+    the node, 0 is unknown.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0, local_ranks: int = 0) -> None:
@@ -101,11 +106,15 @@ class MemoryBuffers:
         """True if another worker did not free the lock: the next regular copy does not wait."""
 
     def parts(self) -> dict[Part, Path]:
-        """Return all committed parts on this node."""
+        """Return all committed parts on this node, also of each step of ranks on other nodes."""
+        return self._parts(_REPLICA)
+
+    def _parts(self, *others: str) -> dict[Part, Path]:
+        """Return the committed parts, without files whose names begin with one of `others`."""
         found: dict[Part, Path] = {}
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.glob("*.[01]")):
-                part = None if path.name.startswith(_REPLICA) else held(path)
+                part = None if path.name.startswith(others) else held(path)
                 if part is not None and self._damaged.get(path) != part:
                     found[part] = path
         return found
@@ -212,7 +221,7 @@ class MemoryBuffers:
         deadline = time.monotonic() + seconds
 
         def has_own() -> bool:
-            return has_own_parts(part, self.parts(), self._local_ranks)
+            return has_own_parts(part, self._parts(_REPLICA, _STEP), self._local_ranks)
 
         # No rank overwrites them: it would be two steps ahead of this one.
         if part.ranks and not true_within(min(seconds, _OWN_SECONDS), has_own):
@@ -253,7 +262,7 @@ class MemoryBuffers:
         try:
             self._check_room(name, index, size)
         except NoRoom:
-            own = list(self.folder.glob(f"{_OWN}*.[01]"))
+            own = [path for each in (_OWN, _STEP) for path in self.folder.glob(f"{each}*.[01]")]
             if name.startswith(_OWN) or not own:
                 raise
             for path in own:
@@ -334,7 +343,8 @@ class MemoryBuffers:
 
 
 class ReplicaBuffers:
-    """Copies of ranks' parts in the folder of a node: buffers named `replica-RANK.N`.
+    """Copies of ranks' parts in the folder of a node: buffers named `replica-RANK.N`, and those of
+    the own parts of each step, `step-RANK.N`, which `MemoryBuffers` lists.
 
     Those of one rank are written by one process. `local_ranks` is as for `MemoryBuffers`.
     """
@@ -351,6 +361,27 @@ class ReplicaBuffers:
     def commit(self, part: Part, body: Body, keep: Version | None) -> None:
         """Write a copy beside the one of version `keep`. Raises OSError."""
         overwrite(self._target(part, keep), part, body)
+
+    def commit_step(self, part: Part, body: Body) -> None:
+        """Write a copy of a rank's own part of a step, beside that of the step before.
+
+        Without room, or where a newer one is, it has no effect.
+        """
+        paths = [self.folder / f"{_STEP}{part.rank}.{index}" for index in range(BUFFERS)]
+        index = step_to_overwrite([held(path) for path in paths], part)
+        if index is None:
+            return
+        is_new = _size_of(paths[index]) != RECORD_BYTES + body.size
+        if not is_new or RECORD_BYTES + body.size <= self.free_bytes():
+            with contextlib.suppress(OSError):
+                overwrite(paths[index], part, body)
+
+    def remove_steps(self, keep: Version | None) -> None:
+        """Remove the copies of steps that are not of version `keep`."""
+        for path in self.folder.glob(f"{_STEP}*"):
+            part = held(path)
+            if part is None or part.version != keep:
+                _remove(path)
 
     def remove(self, path: Path) -> None:
         _remove(path)

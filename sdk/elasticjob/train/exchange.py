@@ -113,6 +113,7 @@ class Exchange(enum.IntEnum):
     PROPOSALS = 10
     STORED = 11
     OWN_PARTS = 12
+    KEPT = 13
 
 
 class Header(NamedTuple):

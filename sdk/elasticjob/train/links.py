@@ -6,13 +6,21 @@
     sender      body; its HMAC
     receiver    "committed" or "refused"; its HMAC
 
+Another connection stays open for the own parts of a rank after each step:
+
+    receiver    magic, nonce
+    sender      header with the rank; its HMAC for this use
+    receiver    "accepted" or "refused"; its HMAC
+    sender      for each step: header, body; their HMAC with the number of the message
+
 All HMACs are over the nonce, with the key of the round. The receiver allocates memory only for a
-header with a valid HMAC, and commits only a body with one. The sender sends the body only to a peer
-that has proved the key.
+header with a valid HMAC, in the second case for a sender with one, and commits only a body with
+one. The sender sends the body only to a peer that has proved the key.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import hmac
@@ -26,7 +34,7 @@ import time
 from typing import Any
 
 from elasticjob.train.agreement import Part, Version, fields_of, part_of
-from elasticjob.train.buffers import ReplicaBuffers
+from elasticjob.train.buffers import OWN_BYTES, ReplicaBuffers
 from elasticjob.train.part_files import Body, allocated
 from elasticjob.train.replicas import Accepted
 
@@ -35,7 +43,11 @@ log = logging.getLogger("elasticjob.train")
 QUIET_SECONDS = 10.0
 """Maximum wait for one message of a peer."""
 END_SECONDS = 5.0
+RETRY_SECONDS = 10.0
+"""Time between two attempts to connect to a peer for the parts of each step."""
 MAX_CONNECTIONS = 64
+_STEPS = 2
+"""Number of steps that wait for their copy: ranks that are stopped are at most a step apart."""
 _MAGIC = b"EJREPL01"
 _NONCE_BYTES = _MAC_BYTES = 32
 _CHUNK_BYTES = 1 << 18
@@ -63,14 +75,8 @@ def send(
     """
     deadline = time.monotonic() + 2 * QUIET_SECONDS + 4 * body.size / rate
     with socket.create_connection(address, QUIET_SECONDS) as link:
-        link.settimeout(QUIET_SECONDS)
-        hello = _received(link, len(_MAGIC) + _NONCE_BYTES)
-        if hello[: len(_MAGIC)] != _MAGIC:
-            raise PeerError("the peer is no receiver of replicas")
-        nonce = bytes(hello[len(_MAGIC) :])
         header = _packed(part, keep, body)
-        link.sendall(header + _mac(key, b"offer", nonce, header))
-        _expect(link, key, nonce, _ACCEPTED)
+        nonce = _introduced(link, key, b"offer", header)
         proof = hmac.new(key, b"body" + nonce + header, hashlib.sha256)
         began, sent = time.monotonic(), 0
         for view in body.views:
@@ -87,6 +93,84 @@ def send(
         link.sendall(proof.digest())
         link.settimeout(max(QUIET_SECONDS, deadline - time.monotonic()))
         _expect(link, key, nonce, _COMMITTED)
+
+
+def _introduced(link: socket.socket, key: bytes, purpose: bytes, header: bytes) -> bytes:
+    """Send a header to a peer that accepts it and proves the key; return the nonce."""
+    link.settimeout(QUIET_SECONDS)
+    hello = _received(link, len(_MAGIC) + _NONCE_BYTES)
+    if hello[: len(_MAGIC)] != _MAGIC:
+        raise PeerError("the peer is no receiver of replicas")
+    nonce = bytes(hello[len(_MAGIC) :])
+    link.sendall(header + _mac(key, purpose, nonce, header))
+    _expect(link, key, nonce, _ACCEPTED)
+    return nonce
+
+
+class StepSender:
+    """Sends this rank's own part of each step to a peer, in the background.
+
+    Training waits for no peer: the newest steps replace those that wait. A connection that fails is
+    made again after `RETRY_SECONDS`; a peer of an older version of the library refuses each one.
+
+    Args:
+        rate: largest number of bytes each second.
+    """
+
+    def __init__(self, address: tuple[str, int], key: bytes, rank: int, rate: float) -> None:
+        self._address, self._key, self._rank, self._rate = address, key, rank, rate
+        self._waiting: collections.deque[tuple[Part, Body]] = collections.deque(maxlen=_STEPS)
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="elasticjob-steps", daemon=True)
+
+    def offer(self, part: Part, body: Body) -> None:
+        """Send a part, whose content does not change, once those before it are sent."""
+        with self._changed:
+            self._waiting.append((part, body))
+            self._changed.notify()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._next() is not None:
+            try:
+                with socket.create_connection(self._address, QUIET_SECONDS) as link:
+                    self._send_all(link)
+            except OSError as error:
+                log.debug("cannot copy the own state of each step to a peer: %s", error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed, RETRY_SECONDS)
+
+    def _next(self) -> tuple[Part, Body] | None:
+        """Wait for a part; return the first one that waits, or None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            return None if self._is_closed else self._waiting[0]
+
+    def _send_all(self, link: socket.socket) -> None:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the peer answers no step
+        named = _packed(Part(Version(0, 0), self._rank, 0, 0), None, Body(0, []))
+        nonce = _introduced(link, self._key, b"steps", named)
+        number = 0
+        while (found := self._next()) is not None:
+            part, body = found
+            header = _packed(part, None, body)
+            content = b"".join(body.views)
+            proof = _step_proof(self._key, nonce, number, header)
+            proof.update(content)
+            link.sendall(header + content + proof.digest())
+            with self._changed:
+                if self._waiting and self._waiting[0] is found:
+                    self._waiting.popleft()
+            number += 1
+            time.sleep(body.size / self._rate)
 
 
 class Receiver:
@@ -108,6 +192,7 @@ class Receiver:
         self._senders = senders
         self._buffers = buffers
         self._accepted = Accepted()
+        self._links: set[socket.socket] = set()  # on which senders copy each step
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._is_closed = self._is_logged = False
@@ -120,8 +205,11 @@ class Receiver:
 
     def close(self) -> None:
         self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        with self._lock:
+            ended = [self._listener, *self._links]
+        for each in ended:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # ends `accept` and `recv`
         self._thread.join(END_SECONDS)
         self._listener.close()
 
@@ -156,6 +244,9 @@ class Receiver:
         deadline = time.monotonic() + QUIET_SECONDS
         first = bytes(_received(link, _HEADER.size + _MAC_BYTES, deadline=deadline))
         header, proof = first[: _HEADER.size], first[_HEADER.size :]
+        if hmac.compare_digest(proof, _mac(self._key, b"steps", nonce, header)):
+            self._receive_steps(link, nonce, _unpacked(header)[0].rank)
+            return
         if not hmac.compare_digest(proof, _mac(self._key, b"offer", nonce, header)):
             raise PeerError("the peer does not have the key of this round")
         part, keep, head, size = _unpacked(header)
@@ -170,6 +261,36 @@ class Receiver:
         if is_good:
             is_good = self._commit(part, Body(head, [content]), keep)
         self._reply(link, nonce, _COMMITTED if is_good else _REFUSED)
+
+    def _receive_steps(self, link: socket.socket, nonce: bytes, rank: int) -> None:
+        """Commit the own parts of a rank after each step until its connection ends."""
+        is_wanted = rank in self._senders
+        self._reply(link, nonce, _ACCEPTED if is_wanted else _REFUSED)
+        if not is_wanted:
+            return
+        link.settimeout(None)  # a step may take as long as it likes
+        with self._lock:
+            if self._is_closed:
+                return
+            self._links.add(link)
+        try:
+            number = 0
+            while True:
+                header = bytes(_received(link, _HEADER.size))
+                part, _, head, size = _unpacked(header)
+                if part.rank != rank or not head <= size <= OWN_BYTES:
+                    raise PeerError("the peer sent a part that is not its own, or too large")
+                proof = _step_proof(self._key, nonce, number, header)
+                content = _received(link, size, proof)
+                if not hmac.compare_digest(bytes(_received(link, _MAC_BYTES)), proof.digest()):
+                    raise PeerError("a part of a step was changed on its way")
+                with self._lock:
+                    if not self._is_closed:
+                        self._buffers.commit_step(part, Body(head, [content]))
+                number += 1
+        finally:
+            with self._lock:
+                self._links.discard(link)
 
     def _commit(self, part: Part, body: Body, keep: Version | None) -> bool:
         with self._lock:
@@ -197,6 +318,12 @@ def _unpacked(header: bytes) -> tuple[Part, Version | None, int, int]:
     step, gang, rank, ranks, before, kept_step, kept_gang, head, size = _HEADER.unpack(header)
     keep = None if kept_step < 0 else Version(kept_step, kept_gang)
     return part_of(step, gang, rank, ranks, before), keep, head, size
+
+
+def _step_proof(key: bytes, nonce: bytes, number: int, header: bytes) -> hmac.HMAC:
+    """Return the HMAC of one message of a `StepSender`, without its body."""
+    begin = b"step" + nonce + number.to_bytes(8, "big") + header
+    return hmac.new(key, begin, hashlib.sha256)
 
 
 def _mac(key: bytes, purpose: bytes, nonce: bytes, content: bytes) -> bytes:

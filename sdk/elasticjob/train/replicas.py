@@ -203,6 +203,21 @@ def replica_to_overwrite(held: Sequence[Part | None], keep: Version | None) -> i
     return 0  # all buffers hold `keep`
 
 
+def step_to_overwrite(held: Sequence[Part | None], part: Part) -> int | None:
+    """Return the index of the buffer for a rank's own part of a step; None for a delayed one.
+
+    It is an empty one, else that of the step before the last one. Those of an earlier gang go
+    first, also where that gang was further: the ranks have gone back to an older step.
+    """
+    for index, each in enumerate(held):
+        if each is None:
+            return index
+    order = [(each.version.gang, each.version.step) for each in held if each is not None]
+    if max(order) > (part.version.gang, part.version.step):
+        return None
+    return order.index(min(order))
+
+
 class Accepted:
     """Newest copy that a rank has accepted of each sender."""
 

@@ -2,7 +2,8 @@
 
 The ranks exchange their addresses, and a random key, as they exchange gradients. Each one copies
 its part over `links`, and receives those of other ranks. A failed copy is given up and logged
-once; training never waits for a copy.
+once; training never waits for a copy. Small own parts are sent after each step too, without an
+agreement: a stop of the gang then needs those of a lost node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import ReplicaBuffers
 from elasticjob.train.exchange import Exchange
-from elasticjob.train.links import END_SECONDS, MAX_CONNECTIONS, PeerError, Receiver, send
+from elasticjob.train.links import (
+    END_SECONDS,
+    MAX_CONNECTIONS,
+    PeerError,
+    Receiver,
+    StepSender,
+    send,
+)
 from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import (
     Generations,
@@ -98,6 +106,10 @@ class Replication:
         ]
         to = receivers(self.members, replicas)
         self._receivers = to[gang.rank]
+        self._step_senders = [
+            StepSender(self._addresses[rank], self._key, gang.rank, self._rate)
+            for rank in self._receivers
+        ]
         self._here = copies_at(self.members, replicas, str(folder), is_sharded)
         senders = frozenset(rank for rank, ranks in to.items() if gang.rank in ranks)
         self._receiver = None
@@ -126,6 +138,7 @@ class Replication:
         confirmed = kept(offers, self.members, plan, self._is_sharded)
         self.generations = Generations(confirmed)
         if self._local_rank == 0:
+            self._buffers.remove_steps(None if plan is None else plan.version)
             needed = (confirmed, None if plan is None else plan.version)
             for part, path in self._buffers.parts().items():
                 if is_stale(part, needed, len(self.members), self._is_sharded):
@@ -160,14 +173,26 @@ class Replication:
         )
         self._sender.start()
 
+    def send_step(self, part: Part, body: Body) -> None:
+        """Copy this rank's own part of a step in the background, outside the generations."""
+        kept = Body(body.head_bytes, [memoryview(b"".join(body.views))])
+        for each in self._step_senders:
+            each.offer(part, kept)
+
     def give_up(self) -> None:
         """End the announced generation: this rank has no part to copy."""
         self._state = State.FAILED
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the copies in progress, for a limited time."""
+        if self._sender is not None:
+            self._sender.join(max(0.0, seconds))
+
     def close(self) -> None:
         """Wait for the copies in progress, for a limited time; accept no more."""
-        if self._sender is not None:
-            self._sender.join(END_SECONDS)
+        for each in self._step_senders:
+            each.close()
+        self.wait(END_SECONDS)
         if self._receiver is not None:
             self._receiver.close()
 

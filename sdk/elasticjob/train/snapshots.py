@@ -87,6 +87,7 @@ _EXIT_PRIORITY = 0
 """The least with which a function at the end of a process precedes the wait for its children."""
 MAX_REPLICAS = 8
 MAX_OVERHEAD = 0.01
+MIN_KEPT_SECONDS = 1.0
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
@@ -236,6 +237,9 @@ class Snapshots:
             self._reached,
         )
         self._is_each_step = every_steps == 1
+        self._keeps = False
+        """True if the ranks, whose states are not held, keep them before a planned stop."""
+        self._taken_at = time.monotonic()
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
@@ -342,6 +346,8 @@ class Snapshots:
     def _end_replication(self) -> None:
         """End the replication; the next `save` with states of the ranks begins another one."""
         self._compared = 0
+        if self._stop is not None:
+            self._stop.own_committed = None
         if self._replication is not None:
             self._replication.close()
             self._copied = self._replication.generations.confirmed
@@ -414,20 +420,28 @@ class Snapshots:
         self._pace.entered(step)
         unasked = not store and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
-        is_due = store or step >= self._next_step
+        keeps = not store and self._keeps and train.link().stops_unasked(in_memory=True)
+        is_early = (unasked or keeps) and step < self._next_step
+        interval = self._next_step - self._newest.step if is_early else None
+        is_due = store or keeps or step >= self._next_step
         if self._stop is not None:
-            state, rank_state = self._held(self._stop, gang, step, state, rank_state, is_due)
+            state, rank_state = self._held(
+                self._stop, gang, step, state, rank_state, is_due, interval
+            )
             self._stop.listen()
         if not is_due:
             self._pace.left(step, copied=False)
             return False
         if self._overlap is not None:
             self._overlap.begin()
+        until = self._kept_until(
+            keeps
+        )  # first for copies in progress, which no new ones may follow
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
         begins, store_due = self._schedule(gang, step, rank_state is not None, store)
         if self._newest != newest and self._stop is not None:
-            self._rename(self._stop, gang, step, rank_state)
+            self._rename(self._stop, gang, step, rank_state, interval)
         used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._memory.remove_former(None)
@@ -435,16 +449,18 @@ class Snapshots:
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = self._overlap
-        if store or (overlap is not None and not overlap.is_possible):
+        if store or keeps or (overlap is not None and not overlap.is_possible):
             overlap = None
         stage = None if overlap is None else overlap.stage
         version = Version(step, gang.number)
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
             state, rank_state = parted
+        is_connected = self._replication is not None
         began += self._compare(gang, rank_state is not None)
+        begins = begins or (self._replication is not None and not is_connected)
         ranks = 0 if rank_state is None else gang.size
-        part = Part(version, SHARED, ranks, self._newest.step, parted is not None)
+        part = self._part(version, ranks, interval)._replace(reshards=parted is not None)
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
@@ -488,15 +504,37 @@ class Snapshots:
                 log.error("%s. The job stops without it", error)
             else:
                 train.checkpointed(step)
+        if keeps:
+            self._await_copies(until)
+            gang.gather(Exchange.KEPT, b"")  # all ranks have their parts, or cannot write them
+            train.link().kept()
         self._pace.left(step, copied=True)
         return True
+
+    def _kept_until(self, keeps: bool) -> float:
+        """Return the time by `time.monotonic` up to which a snapshot before a planned stop waits
+        for copies on other nodes; wait for those in progress.
+
+        It does not wait longer than the steps since the last snapshot took, at least a second.
+        """
+        now = time.monotonic()
+        since, self._taken_at = max(MIN_KEPT_SECONDS, now - self._taken_at), now
+        until = now + min(since, train.link().stop_seconds / 2)
+        if keeps:
+            self._await_copies(until)
+        return until
+
+    def _await_copies(self, until: float) -> None:
+        if self._replication is not None:
+            self._replication.wait(until - time.monotonic())
 
     def _compare(self, gang: Gang, has_own_part: bool) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
 
-        The ranks exchange it at the first snapshot of a round, the second, the fourth, and so on: a
-        rank that alone has an own part would wait for the others, or write parts that no restore
-        finds complete. The value of a function is known only here, and so are the shards.
+        The ranks exchange it at the first snapshot of a round, or the first state that is held,
+        then at the second call, the fourth, and so on: a rank that alone has an own part would wait
+        for the others, or write parts that no restore finds complete. The value of a function is
+        known only here, and so are the shards.
 
         Returns the seconds that it took, most of them waiting for slower ranks.
         """
@@ -506,11 +544,29 @@ class Snapshots:
             told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]))
             check_same("save()", [{"rank_state": bool(each[0])} for each in told])
             if has_own_part and self._replication is None:
-                self._replicates(gang)  # the next snapshot is the first to be copied
+                self._replicates(gang)
         return time.perf_counter() - began
 
+    def _part(self, version: Version, ranks: int, interval: int | None) -> Part:
+        """Return the shared part of a snapshot of all ranks.
+
+        Args:
+            interval: steps between two regular snapshots, for one that a planned stop needs before
+                it is due: the steps since the last one would be a shorter interval.
+        """
+        if interval is not None:
+            return part_at_stop(version, interval, ranks)
+        return Part(version, SHARED, ranks, self._newest.step)
+
     def _held(
-        self, stop: StopCopy, gang: Gang, step: int, state: Any, rank_state: Any, is_due: bool
+        self,
+        stop: StopCopy,
+        gang: Gang,
+        step: int,
+        state: Any,
+        rank_state: Any,
+        is_due: bool,
+        interval: int | None,
     ) -> tuple[Any, Any]:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
@@ -520,22 +576,26 @@ class Snapshots:
             return state, rank_state
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
+        if not self._compared:  # own states of each step are copied from now on
+            began += self._compare(gang, rank_state is not None)
         ranks = 0 if rank_state is None else gang.size
         version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.
-        part = Part(version, SHARED, ranks, self._newest.step)
         if not is_due:
-            part = part_at_stop(version, self._next_step - self._newest.step, ranks)
+            interval = self._next_step - self._newest.step
+        part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
         stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
         return state, rank_state
 
-    def _rename(self, stop: StopCopy, gang: Gang, step: int, rank_state: Any) -> None:
+    def _rename(
+        self, stop: StopCopy, gang: Gang, step: int, rank_state: Any, interval: int | None
+    ) -> None:
         """Give the state of this step, which is held, the version before that all ranks have."""
         own = None if rank_state is None else (gang.rank, rank_state)  # as it was held
         ranks = 0 if own is None else gang.size
-        part = Part(Version(step, gang.number), SHARED, ranks, self._newest.step)
+        part = self._part(Version(step, gang.number), ranks, interval)
         stop.rename(part, self._newest, own)
 
     def close(self) -> None:
@@ -606,8 +666,10 @@ class Snapshots:
         self._is_measured = any(each.is_measured for each in begins)
         self._has_place = any(each.has_place for each in begins)
         self._store.is_shared = any(each.stores for each in begins)
+        is_held = all(each.holds for each in begins)
+        self._keeps = self._has_place and not self._store.is_shared and not is_held
         if self._stop is not None:
-            self._stop.start(all(each.holds for each in begins), obstacle)
+            self._stop.start(is_held, obstacle)
         lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
         loss = max(each.loss for each in begins)
         if not loss and plan is not None and are_incomplete_at_stop(plan, offers):
@@ -645,6 +707,8 @@ class Snapshots:
         if self._replication is None:
             self._replicas = 0
             return False
+        if self._stop is not None:
+            self._stop.own_committed = self._replication.send_step
         self._report.change(replicas=self._replicas)
         if self._copied is None:
             self._replication.restored(*self._found)

@@ -5,7 +5,8 @@ the saved step. A fault of another rank stops this one there, in its backward. S
 `save` keeps the state: references to tensors that only the optimizers change, copies of all others.
 The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
 workers; one that ends with an exception makes it by itself. The own state of a rank is committed in
-each step. See docs/decisions/0087-a-copy-at-the-stop.md and 0091-own-states-of-each-step.md.
+each step, there and on other nodes. See docs/decisions/0087-a-copy-at-the-stop.md,
+0091-own-states-of-each-step.md and 0101-own-states-on-other-nodes.md.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob import train
 from elasticjob.layout import Loss
+from elasticjob.train.buffers import OWN_BYTES
 from elasticjob.train.codec import encode
 from elasticjob.train.held_state import Copies, Held, NotHeld, Sources
 from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
+    from elasticjob.train.part_files import Body
 
 log = logging.getLogger("elasticjob.train")
 
@@ -60,8 +63,6 @@ BEGUN_SHARE = 0.25
 same `save` so copy the same step."""
 LATE_SHARE = 1.5
 """Usual durations of a step after whose begin its end is not waited for: it may hang."""
-OWN_BYTES = 1 << 20
-"""Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
 STEP_SECONDS = 1.0
@@ -77,8 +78,7 @@ class StopCopy:
         optimizers: all that change parameters.
         overlap: their regular copies, one in progress is completed at a stop.
         max_overhead: largest share of the training time that snapshots take.
-        record: called, also in another thread, with the `Loss` of the last step if the workers were
-            stopped now.
+        record: called, also by a thread, with the `Loss` of the last step if the worker ended now.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class StopCopy:
     ) -> None:
         self.is_on = False
         """True if all ranks hold: `state` is then called in each step of all of them."""
+        self.own_committed: Callable[[Part, Body], None] | None = None
+        """Called with the own part of each step, for its copies on other nodes."""
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
         self._policy = HoldPolicy(max_overhead)
@@ -207,8 +209,7 @@ class StopCopy:
                 then kept only to detect the end of a step that a planned stop waits for.
         """
         self._held_steps += 1
-        self._skips = self._releases > len(self._optimizers.all)
-        self._releases = 0
+        self._skips, self._releases = self._releases > len(self._optimizers.all), 0
         if self._last is not None and part.version.step > self._last[0]:
             steps, seconds = part.version.step - self._last[0], began - self._last[1]
             self._steps.append(seconds / steps)
@@ -254,6 +255,8 @@ class StopCopy:
         if buffers is None or body.size > OWN_BYTES:
             raise NotHeld(Loss.RANK_STATE_TOO_LARGE if buffers else Loss.NO_MEMORY)
         buffers.commit_own(part, body)
+        if self.own_committed is not None:
+            self.own_committed(part, body)
 
     def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
         """Hold the state of this step as another part, after an older version than the last one.
@@ -322,8 +325,8 @@ class StopCopy:
             try:
                 body = encode(held.state)._replace(has_changed=held.marks.have_changed)
                 is_there = buffers.commit_at_stop(held.part, body, held.keep, left)
-                other = Loss.RANK_STATE_MISSING if held.part.ranks else Loss.COPY_LATE
-                self._record(Loss.UNKNOWN if is_there else other)
+                missing = Loss.RANK_STATE_MISSING if held.part.ranks else Loss.COPY_LATE
+                self._record(Loss.UNKNOWN if is_there else missing)
                 return is_there
             except StateChanged:
                 self._record(Loss.STATE_CHANGED)
@@ -408,10 +411,8 @@ class StopCopy:
         return min(COPY_SECONDS, 1.0 + 3 * self._copy_seconds(self._size) + 2 * step)
 
     def _is_worth_it(self, size: int) -> bool:
-        """Return True if a copy takes less time than the steps since the last snapshot.
-
-        Record the loss if it does not.
-        """
+        """Return True if a copy takes less time than the steps since the last snapshot, else record
+        the loss."""
         needed = self._copy_seconds(size)
         is_worth_it = needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
         if not is_worth_it:

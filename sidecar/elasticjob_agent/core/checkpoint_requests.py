@@ -53,7 +53,9 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
     """Return True if a leaving node's workers keep running because the job may save first."""
-    if state.is_urgent or state.leaving_at is None or not _supports_saving(state, group):
+    if state.is_urgent or state.leaving_at is None:
+        return False
+    if not _supports_saving(state, group, wants_to_save(group) or wants_to_keep(group)):
         return False
     return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
 
@@ -63,7 +65,7 @@ def is_unasked(state: State, number: int) -> bool:
     group = state.group
     if group is None or group.round != number or group.empty or group.request is not None:
         return False
-    return _supports_saving(state, group) and _request(state) is None
+    return _supports_saving(state, group, wants_to_save(group)) and _request(state) is None
 
 
 def request_timeout_at(state: State) -> float | None:
@@ -79,6 +81,11 @@ def request_timeout_at(state: State) -> float | None:
 def wants_to_save(group: WorkerGroup) -> bool:
     """Return True if a script here wants to save before a planned stop."""
     return any(worker.saves for worker in group.progress.values())
+
+
+def wants_to_keep(group: WorkerGroup) -> bool:
+    """Return True if all workers here can keep their state in memory before a planned stop."""
+    return bool(group.progress) and all(worker.keeps for worker in group.progress.values())
 
 
 def completed(group: WorkerGroup) -> bool:
@@ -105,7 +112,7 @@ def save_error(group: WorkerGroup) -> str:
     for rank, worker in group.progress.items():
         if worker.answer is not None and worker.answer.failed == request.point:
             errors.append(worker.answer.error)
-        elif worker.saves and rank not in ended:
+        elif worker.is_asked and rank not in ended:
             return ""
     return errors[0] if errors else ""
 
@@ -120,10 +127,10 @@ def saved(group: WorkerGroup) -> bool:
     if request is None or request.point == 0 or save_error(group):
         return False
     ended = {found.exit.local_rank for found in group.exits}
-    workers = [(rank, worker) for rank, worker in group.progress.items() if worker.saves]
+    workers = [(rank, worker) for rank, worker in group.progress.items() if worker.is_asked]
     return all(
         worker.points > request.point
-        and not (worker.reports or request.before.get(rank, worker).checkpoints)
+        and not (worker.reports or worker.keeps or request.before.get(rank, worker).checkpoints)
         for rank, worker in workers
         if rank not in ended
     )
@@ -160,12 +167,12 @@ def _had_saved(before: WorkerProgress | None, point: int) -> bool:
     return 0 <= before.step <= before.checkpoint_step
 
 
-def _supports_saving(state: State, group: WorkerGroup) -> bool:
+def _supports_saving(state: State, group: WorkerGroup, wants: bool) -> bool:
     """Return True if workers want to save before a planned stop and the round supports it."""
     directive = state.directive
     if not isinstance(directive, Run) or group.round != directive.roster.number:
         return False
-    return directive.precedes_stop and wants_to_save(group)
+    return directive.precedes_stop and wants
 
 
 def _request(state: State) -> Save | None:

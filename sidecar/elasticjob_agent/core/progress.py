@@ -28,6 +28,8 @@ class WorkerProgress:
         points: number of save points passed, at which all ranks could have saved together.
         saves: True if the script wants to save before a planned stop.
         reports: True if it then reports the checkpoint in any case.
+        keeps: True if the script's state can be kept in memory before a planned stop, other than
+            that of the whole job, and is then reported like a checkpoint.
         metrics: numbers for display.
         saved_ns: last write time of the checkpoint-only file; 0 for never.
         snapshots: report on the worker's snapshots; None before the first.
@@ -42,10 +44,16 @@ class WorkerProgress:
     points: int = 0
     saves: bool = False
     reports: bool = False
+    keeps: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_ns: int = 0
     snapshots: layout.SnapshotReport | None = None
     answer: layout.Answer | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """True if the worker passes save points, so that a planned stop may ask it to save."""
+        return self.saves or self.keeps
 
 
 def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
@@ -67,6 +75,7 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
         points=record.points,
         saves=bool(record.flags & layout.SAVES),
         reports=bool(record.flags & layout.REPORTS),
+        keeps=bool(record.flags & layout.KEEPS),
         # A single NaN object, so that unchanged metrics compare equal.
         metrics={
             name: math.nan if math.isnan(value) else value

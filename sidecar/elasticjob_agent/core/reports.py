@@ -17,6 +17,7 @@ from elasticjob_agent.core.checkpoint_requests import (
     record_answer,
     save_error,
     saved,
+    wants_to_keep,
     wants_to_save,
 )
 from elasticjob_agent.core.commands import LogLine
@@ -242,6 +243,7 @@ def local_state(state: State) -> Local:
         checkpoint_step=-1 if reported_progress is None else reported_progress.checkpoint_step,
         busy_ms=0 if reported_progress is None else reported_progress.busy_ms,
         saves=training is not None and wants_to_save(training),
+        keeps=training is not None and wants_to_keep(training),
         passed=-1 if training is None or training.request is None else training.request.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),

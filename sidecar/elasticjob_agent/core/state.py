@@ -181,7 +181,7 @@ class WorkerGroup:
         """
         request = self.request
         return request is not None and any(
-            progress.saves and (progress.points >= request.point > 0 or progress.points == 0)
+            progress.is_asked and (progress.points >= request.point > 0 or progress.points == 0)
             for progress in self.progress.values()
         )
 

@@ -165,6 +165,62 @@ while not pathlib.Path("finish").exists():
 """
 
 
+PLANNED = """
+import pathlib, time
+import torch, torch.distributed as dist
+from elasticjob import train
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+# As with shards, the state of each rank is its own, and nothing of it is held.
+snapshots = train.Snapshots(every_steps=1000, sharded=True)
+step, found = 0, snapshots.restore()
+if found is not None:
+    step = found.step
+    own = None if found.rank_state is None else found.rank_state.tolist()
+    print(f"restored {step} lost {found.lost_steps} own {own} rank {rank}", flush=True)
+began = step
+while not pathlib.Path("finish").exists():
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+    step += 1
+    train.progress(step)
+    snapshots.save(step, {"x": step}, torch.tensor([step, rank]))
+    if rank == 0:
+        pathlib.Path(f"began-{began}").write_text(str(step))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_drained_node_repeats_no_step_of_state_that_nothing_holds(rig: LocalRig) -> None:
+    """There is no storage, and the next regular snapshot is a thousand steps away."""
+    (rig.job / "work.py").write_text(PLANNED)
+    recovery = {"stopGraceSeconds": 3}
+    command = ["python3", "work.py"]
+    runner = rig.start(
+        rig.manifest("kept", command=command, recovery=recovery, minNodes=2, maxNodes=2),
+        "--plain", "--logs",
+    )  # fmt: skip
+
+    def train(rounds: int) -> None:
+        """Wait for a few steps of the last one of these rounds."""
+        until(lambda: len(list(rig.job.glob("began-*"))) == rounds, f"{rounds} rounds")
+        newest = max(rig.job.glob("began-*"), key=lambda path: int(path.name[6:]))
+        until(lambda: int(newest.read_text() or 0) > int(newest.name[6:]) + 5, "its steps")
+
+    train(1)
+    for drained, victim in enumerate(("kept-0", "kept-1")):
+        assert rig.call("fault", "drain", "kept", victim).returncode == 0
+        train(drained + 2)
+    (rig.job / "finish").touch()
+    output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
+    assert runner.returncode == 0, output
+    told = re.findall(r"restored (\d+) lost (\d+) own \[(\d+), (\d)\] rank (\d)", output)
+    assert len(told) == 4, output
+    assert all(lost == "0" for _, lost, *_ in told), told
+    assert all(step == own and rank == of for step, _, own, of, rank in told), told
+
+
 def configured(rig: LocalRig, name: str, size: int, **snapshots: Any) -> Path:
     """Return the manifest of a job whose script takes its settings from the job."""
     (rig.job / "work.py").write_text(JOB)

@@ -190,11 +190,16 @@ def test_killed_workers_repeat_no_step(rig: LocalRig, losses: dict[int, str], no
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["kill-node", "drain"])
+@pytest.mark.parametrize(
+    ("kind", "killed"), [("kill-node", ""), ("kill-node", "99:0"), ("drain", "99:0")]
+)
 def test_lost_and_drained_nodes_repeat_no_step(
-    rig: LocalRig, losses: dict[int, str], kind: str
+    rig: LocalRig, tmp_path_factory: pytest.TempPathFactory, kind: str, killed: str
 ) -> None:
-    output = disturbed(rig, manifest(rig, "lost", 12, 2), "lost", [(kind, 0)])
+    """With `killed` the random numbers of the lost rank are in the copy on the other node alone."""
+    losses = undisturbed(rig, tmp_path_factory, killed)
+    path = manifest(rig, "lost", 12, 2, killed=killed)
+    output = disturbed(rig, path, "lost", [(kind, 0)])
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
     restored = [int(step) for step, _ in re.findall(r"restored (\d+) lost (\w+)", output)]

@@ -80,7 +80,8 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
         return
     gang, seats = _gang(checker, before.number), checker.sealed[before.number].seats
     saved = [pod for pod in gang if pod.script.saved]
-    truly = report.result is not SaveResult.SAVED or len(saved) == len(gang)
+    is_kept = world.plan.keeps  # in memory, which the job does not outlive
+    truly = report.result is not SaveResult.SAVED or (len(saved) == len(gang) and not is_kept)
     checker.need(truly or checker.in_trouble(), "saving", f"{report}, but {saved} saved")
     # As many as wanted for another planned end, and none that was lost meanwhile.
     if len(gang) < len(seats) or any(pod.agent is None for pod in gang) or checker.in_trouble():
@@ -95,7 +96,8 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
         wanted = all(
             pod.script.wanted_for(now) > SETTLED_SECONDS and _can_report(pod) for pod in gang
         )
-        checker.need(not wanted or bool(world.plan.rates), "saving", f"nobody was asked: {report}")
+        is_excused = is_kept or bool(world.plan.rates)
+        checker.need(not wanted or is_excused, "saving", f"nobody was asked: {report}")
 
 
 def _ended(checker: Checker, before: Round, after: Round) -> None:

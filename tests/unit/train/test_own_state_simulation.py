@@ -1,18 +1,20 @@
 """Copies at a stop of ranks with states of their own, in simulated gangs, and planted bugs.
 
-A rank is killed at any point of a step, of a write or of a restore; the others go on until they
-wait for it, and copy. Ranks may be a step apart.
+A rank is killed, or a node is lost with its memory, at any point of a step, of a write, of a copy
+to the other node or of a restore; the others go on until they wait for it, and copy. Ranks may be a
+step apart.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from elasticjob.train import agreement
+from elasticjob.train import agreement, replicas
 from elasticjob.train.agreement import (
     SHARED,
     Offer,
@@ -39,7 +41,9 @@ class Rules:
     slot: Callable[..., int] = agreement.buffer_to_overwrite
     has_own_parts: Callable[..., bool] = agreement.has_own_parts
     decide: Callable[..., Plan | None] = agreement.decide
+    step_slot: Callable[..., int | None] = replicas.step_to_overwrite
     own_first: bool = True
+    own_parts_alone: bool = True
     counts_ranks: bool = True
 
 
@@ -54,8 +58,9 @@ class Node:
     def held(self, name: str) -> list[Part | None]:
         return [each.part for each in self.of(name)]
 
-    def parts(self) -> dict[Part, Buffer]:
-        every = [each for name in self.buffers for each in self.of(name)]
+    def parts(self, without: str = "none") -> dict[Part, Buffer]:
+        names = [name for name in self.buffers if not name.startswith(without)]
+        every = [each for name in names for each in self.of(name)]
         return {each.part: each for each in every if each.part is not None}
 
 
@@ -73,6 +78,7 @@ class Rank:
     in_backward: int = -1
     in_schedule: int = -1
     is_stuck: bool = False
+    waiting: deque[Part] = field(default_factory=lambda: deque(maxlen=2))
 
 
 class World:
@@ -84,6 +90,7 @@ class World:
         self.size = NODES * self.local_ranks
         self.interval = self.random.choice((1, 3, 5))
         self.safe = -1
+        self.copied: set[Part] = set()
 
     def run(self) -> None:
         for _ in range(ROUNDS):
@@ -97,6 +104,11 @@ class World:
         self.check(plan)
         self.gang = next_gang(offers, self.random.getrandbits(32))
         version = Version(0, 0) if plan is None else plan.version
+        for node in self.nodes:
+            for name in [each for each in node.buffers if each.startswith("step-")]:
+                for buffer in node.of(name):
+                    if buffer.part is not None and buffer.part.version != version:
+                        buffer.part = None
         ranks = [
             Rank(
                 at, at % self.local_ranks, self.nodes[at // self.local_ranks], version, version.step
@@ -104,16 +116,30 @@ class World:
             for at in range(self.size)
         ]
         actors = {rank.number: self.work(rank, ranks, plan) for rank in ranks}
-        for _ in range(self.random.randrange(60 * self.size)):
-            next(actors[self.random.choice(list(actors))], None)
-        killed = ranks[self.random.randrange(self.size)]
-        actors.pop(killed.number).close()  # type: ignore[attr-defined]
+        links = {rank.number: self.link(rank) for rank in ranks}
+        for _ in range(self.random.randrange(15 * self.size)):
+            number = self.random.choice(list(actors))
+            for _ in range(self.random.choice((1, 1, 2, 20))):  # a rank may be ahead
+                next(actors[number], None)
+                next(links[number], None)
+        killed = [ranks[self.random.randrange(self.size)]]
+        if self.random.random() < 0.4:
+            lost = killed[0].node
+            killed = [rank for rank in ranks if rank.node is lost]
+            self.nodes[self.nodes.index(lost)] = Node()
+        for rank in killed:
+            actors.pop(rank.number).close()  # type: ignore[attr-defined]
+            links.pop(rank.number).close()  # type: ignore[attr-defined]
+        if len(killed) > 1 or killed[0].node not in self.nodes:
+            links.clear()  # their peers are lost
         for rank in ranks:
             rank.is_stuck = self.random.random() < 0.3
         for _ in range(self.random.choice((0, 5, 200)) * self.size):
             if actors:
                 next(actors[self.random.choice(list(actors))], None)
-        self.stop([rank for rank in ranks if rank is not killed], actors)
+            if links:
+                next(links[self.random.choice(list(links))], None)
+        self.stop([rank for rank in ranks if rank not in killed], actors)
 
     def check(self, plan: Plan | None) -> None:
         step = -1 if plan is None else plan.version.step
@@ -164,7 +190,9 @@ class World:
             part = part_at_stop(version, self.interval, count)
         if not self.rules.own_first:
             rank.held = part, rank.newest
-        yield from self.commit(rank, f"own-{rank.local}", part._replace(rank=rank.number))
+        own = part._replace(rank=rank.number)
+        yield from self.commit(rank, f"own-{rank.local}", own)
+        rank.waiting.append(own)
         rank.held = part, rank.newest
         yield
         if not is_due:
@@ -181,6 +209,19 @@ class World:
                     yield from self.commit(rank, "shared", part)
             finally:
                 rank.node.is_locked = False
+
+    def link(self, rank: Rank) -> Actor:
+        """Copy the own part of each step to the other node."""
+        peer = next(node for node in self.nodes if node is not rank.node)
+        name = f"step-{rank.number}"
+        while True:
+            yield
+            if rank.waiting:
+                part = rank.waiting.popleft()
+                index = self.rules.step_slot(peer.held(name), part)
+                if index is not None:
+                    yield from self.write(peer.of(name)[index], part)
+                self.copied.add(part)
 
     def locked(self, node: Node) -> Actor:
         while node.is_locked:
@@ -208,10 +249,12 @@ class World:
         there = {part for node in self.nodes for part in node.parts()}
         self.safe = max((each.step for each in agreement.complete_versions(there)), default=-1)
         held = {rank.held[0] for rank in ranks if rank.held is not None}
+        here = {rank.number for rank in ranks}
+        lost = {part for part in self.copied if part.rank not in here}  # each copy must be there
         ends = self.random.choice((None, None, self.random.randrange(20)))
         if ends is None:
             for part in held:
-                if all(part._replace(rank=rank) in there for rank in range(self.size)):
+                if all(part._replace(rank=rank) in there | lost for rank in range(self.size)):
                     self.safe = max(self.safe, part.version.step)
         copies = {rank.number: self.copy(rank, actors[rank.number]) for rank in ranks}
         at = 0
@@ -236,7 +279,8 @@ class World:
         part, keep = rank.held
         yield from self.locked(rank.node)
         try:
-            if self.rules.has_own_parts(part, rank.node.parts(), self.local_ranks):
+            there = rank.node.parts("step-" if self.rules.own_parts_alone else "none")
+            if self.rules.has_own_parts(part, there, self.local_ranks):
                 index = buffer_at_stop(rank.node.held("shared"), part, keep)
                 if index is not None:
                     yield from self.write(rank.node.of("shared")[index], part)
@@ -271,6 +315,15 @@ BUGS = {
     "copies without the own states of the node": Rules(has_own_parts=lambda *_: True),
     "takes a rank's own state of another step": Rules(decide=mixes_steps),
     "leaves the own states behind": Rules(counts_ranks=False),
+    "one slot for the copy of another rank's state": Rules(step_slot=lambda *_: 0),
+    "counts the copies of other ranks as own parts": Rules(own_parts_alone=False),
+    "overwrites the newer copy": Rules(
+        step_slot=lambda held, _: (
+            max((part, index) for index, part in enumerate(held))[1]
+            if None not in held
+            else held.index(None)
+        )
+    ),
 }
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from elasticjob.train import links
-from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide
-from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
+from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide, part_at_stop
+from elasticjob.train.buffers import OWN_BYTES, MemoryBuffers, ReplicaBuffers
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
-from elasticjob.train.links import PeerError, Receiver, send
+from elasticjob.train.links import PeerError, Receiver, StepSender, send
 from elasticjob.train.part_files import Body, read
 from elasticjob.train.replicas import Generations, State
 from elasticjob.train.replication import Replication, Settings
@@ -343,3 +343,154 @@ def test_silent_connections_do_not_keep_a_peer_from_sending(
     assert set(buffers.parts()) == {part(1)}
     for link in silent:
         link.close()
+
+
+def own(step: int, rank: int = 1) -> Part:
+    """Return the own part of a rank after a step, as for a copy at a stop."""
+    return part_at_stop(Version(step, 7), 10, 2)._replace(rank=rank)
+
+
+def small(step: int) -> Body:
+    return Body(3, [memoryview(bytes([step]) * 100)])
+
+
+def steps_at(buffers: ReplicaBuffers) -> set[int]:
+    return {part.version.step for part in MemoryBuffers(buffers.folder, 0).parts()}
+
+
+def await_steps(buffers: ReplicaBuffers, steps: set[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while steps_at(buffers) != steps:
+        assert time.monotonic() < deadline, steps_at(buffers)
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def sender(address: tuple[str, int]) -> Iterator[StepSender]:
+    sender = StepSender(address, KEY, 1, RATE)
+    yield sender
+    sender.close()
+
+
+def test_own_parts_of_the_last_two_steps_are_at_the_peer(
+    buffers: ReplicaBuffers, sender: StepSender
+) -> None:
+    for step in range(1, 6):
+        sender.offer(own(step), small(step))
+        await_steps(buffers, {step - 1, step} - {0})
+    found = MemoryBuffers(buffers.folder, 0).parts()
+    assert {part: bytes(read(path, part).views[0]) for part, path in found.items()} == {
+        own(4): bytes([4]) * 100,
+        own(5): bytes([5]) * 100,
+    }
+    assert buffers.parts() == {}  # no copies of a generation
+
+
+def test_newest_steps_replace_those_that_wait(buffers: ReplicaBuffers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = StepSender(listener.getsockname(), KEY, 1, RATE)
+        for step in range(1, 8):
+            sender.offer(own(step), small(step))
+        receiver = Receiver(listener, KEY, frozenset({1}), buffers)
+        receiver.start()
+        await_steps(buffers, {6, 7})
+        sender.close()
+        receiver.close()
+
+
+def test_sender_of_steps_connects_again_after_an_error(
+    buffers: ReplicaBuffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "RETRY_SECONDS", 0.01)
+    listener = socket.create_server(("127.0.0.1", 0))
+    sender = StepSender(listener.getsockname(), KEY, 1, RATE)
+    sender.offer(own(1), small(1))
+    listener.accept()[0].close()
+    receiver = Receiver(listener, KEY, frozenset({1}), buffers)
+    receiver.start()
+    await_steps(buffers, {1})
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize(("key", "rank"), [(b"x" * 32, 1), (KEY, 5)])
+def test_sender_of_steps_without_the_key_or_of_another_rank_is_refused(
+    buffers: ReplicaBuffers,
+    address: tuple[str, int],
+    key: bytes,
+    rank: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "elasticjob.train")
+    sender = StepSender(address, key, rank, RATE)
+    sender.offer(own(1, rank), small(1))
+    logged(caplog, "cannot copy the own state of each step to a peer")
+    sender.close()
+    assert steps_at(buffers) == set()
+
+
+@pytest.mark.parametrize("change", ["content", "rank", "size", "order", None])
+def test_changed_message_of_a_step_ends_the_connection(
+    buffers: ReplicaBuffers, address: tuple[str, int], change: str | None
+) -> None:
+    with socket.create_connection(address, PATIENCE_SECONDS) as link:
+        named = links._packed(Part(Version(0, 0), 1, 0, 0), None, Body(0, []))
+        nonce = links._introduced(link, KEY, b"steps", named)
+        size = OWN_BYTES + 1 if change == "size" else 100
+        header = links._packed(
+            own(1, 2 if change == "rank" else 1), None, Body(3, [memoryview(bytes(size))])
+        )
+        proof = links._step_proof(KEY, nonce, 1 if change == "order" else 0, header)
+        proof.update(bytes(size))
+        content = b"!" * size if change == "content" else bytes(size)
+        link.sendall(header + content + proof.digest())
+        if change is None:
+            await_steps(buffers, {1})
+        else:
+            with pytest.raises(OSError, match=r"reset|timed out|ended"):
+                links._received(link, 1)
+            assert steps_at(buffers) == set()
+
+
+def test_connections_for_steps_end_with_the_receiver(buffers: ReplicaBuffers) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    receiver = Receiver(listener, KEY, frozenset({1}), buffers)
+    receiver.start()
+    with socket.create_connection(listener.getsockname(), PATIENCE_SECONDS) as link:
+        named = links._packed(Part(Version(0, 0), 1, 0, 0), None, Body(0, []))
+        links._introduced(link, KEY, b"steps", named)
+        receiver.close()
+        assert link.recv(1) == b""
+
+
+def test_copies_of_steps_stay_as_long_as_the_restored_version_needs_them(
+    buffers: ReplicaBuffers,
+) -> None:
+    for step in (4, 5):
+        buffers.commit_step(own(step), small(step))
+    buffers.commit_step(own(3), small(3))  # delayed
+    assert steps_at(buffers) == {4, 5}
+    memory = MemoryBuffers(buffers.folder, 0)
+    memory.commit(part(4, SHARED), body())
+    plan = decide([Offer(memory=(part(4, SHARED),))])
+    replication = Replication(Gang(), buffers.folder, 0, Settings(1, RATE, False))
+    replication.restored([], plan)
+    replication.close()
+    assert {path.name for path in buffers.folder.glob("step-*")} == {"step-1.0"}
+
+
+def test_copies_of_an_earlier_gang_are_overwritten_first(buffers: ReplicaBuffers) -> None:
+    for step in (8, 9):
+        buffers.commit_step(own(step), small(step))
+    for step in (5, 6):  # the ranks have gone back
+        buffers.commit_step(own(step)._replace(version=Version(step, 8)), small(step))
+        assert steps_at(buffers) == {5, 9} if step == 5 else {5, 6}
+
+
+def test_copies_of_steps_take_no_room_of_snapshots(
+    buffers: ReplicaBuffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers.commit_step(own(1), small(1))
+    monkeypatch.setattr(ReplicaBuffers, "free_bytes", lambda _: 10)
+    buffers.commit_step(own(2), small(2))
+    assert steps_at(buffers) == {1}

@@ -831,6 +831,19 @@ def test_own_part_of_the_last_step_stays_if_a_snapshot_is_given_up(tmp_path: Pat
     assert steps_in(tmp_path, "own-0") == {8, 9}
 
 
+def test_copies_of_other_ranks_steps_are_no_own_parts_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "_OWN_SECONDS", 0.0)
+    memory = MemoryBuffers(tmp_path, 0, local_ranks=1)
+    shared = part(9, SHARED, 2)
+    ReplicaBuffers(tmp_path).commit_step(shared._replace(rank=1), body(9))
+    assert not memory.commit_at_stop(shared, body(9), Version(1, 7), 1.0)
+    memory.commit_own(shared._replace(rank=0), body(9))
+    assert memory.commit_at_stop(shared, body(9), Version(1, 7), 1.0)
+    assert set(memory.parts()) == {shared, *(shared._replace(rank=rank) for rank in (0, 1))}
+
+
 def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None:
     size = RECORD_BYTES + 3 + 10_000
     limit = 4 * size + 100  # two snapshots of the shared part, and of the own one
@@ -839,6 +852,7 @@ def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None
     small = RECORD_BYTES + 3 + 10
     other.commit_own(own(1, 1, 2), body(1, 10))
     memory.commit_own(own(1, 0, 2), body(1, 10))
+    ReplicaBuffers(tmp_path).commit_step(own(1, 1, 2), body(1, 10))
     for step in (1, 2):
         memory.commit(own(step, 0, 2), body(step, 10_000))
         memory.commit(part(step, SHARED, 2), body(step, 10_000))

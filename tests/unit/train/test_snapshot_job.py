@@ -19,7 +19,7 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.agreement import SHARED
+from elasticjob.train.agreement import SHARED, Offer, decide, interval_before
 from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.job import Reached, ReachedFile, ended_on, local_rank, lost_since
 from elasticjob.train.part_files import held
@@ -454,6 +454,58 @@ def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
     assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
 
 
+def answered(job: Job) -> int:
+    """Return the points passed at the last answer."""
+    answer = layout.unpack_answer(job.progress.read_bytes())
+    assert answer is not None
+    return answer.saved
+
+
+def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> None:
+    snapshots = job.started(every_steps=100)
+    assert not snapshots.save(1, {"x": 1}, 1)
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.flags == layout.KEEPS
+    asked(job, point=3)
+    assert not snapshots.save(2, {"x": 2}, 2)
+    assert answered(job) == 0
+    assert snapshots.save(3, {"x": 3}, 3)
+    assert answered(job) == 3
+    assert checkpoint(job) == (-1, 0)  # memory is no checkpoint
+    assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
+    snapshots.close()
+    found = train.Snapshots(every_steps=100).restore()
+    assert found is not None
+    assert (found.step, found.place) == (3, "memory")
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_snapshot_before_a_planned_stop_keeps_the_interval_of_the_regular_ones(
+    job: Job, stores: bool
+) -> None:
+    storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}
+    job.settings(everySteps=10, **({"storage": storage} if stores else {}))
+    snapshots = job.started()
+    taken(snapshots, 11)
+    asked(job, point=13, seconds=0.05)
+    assert [snapshots.save(step, {"x": step}, step) for step in (12, 13)] == [False, True]
+    snapshots.close()
+    offers = [Offer(memory=tuple(MemoryBuffers(job.memory, 0).parts()))]
+    plan = decide(offers)
+    assert plan is not None
+    assert (plan.version.step, interval_before(plan, offers)) == (13, 10)
+
+
+def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    snapshots = job.started(every_steps=100, optimizers=optimizer)
+    snapshots.save(1, {"x": torch.zeros(2)})
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.points == 0
+
+
 def test_failed_last_snapshot_does_not_end_the_training(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -501,14 +553,15 @@ def test_training_continues_until_the_stop_after_a_failed_last_snapshot(job: Job
     assert not snapshots.save(3, {"x": 3}, 3)
 
 
-@pytest.mark.parametrize("way", ["asks", "callback", "no storage"])
-def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str) -> None:
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("way", ["asks", "callback"])
+def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str, stores: bool) -> None:
     storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}
-    job.settings(everySteps=100, **({} if way == "no storage" else {"storage": storage}))
+    job.settings(everySteps=100, **({"storage": storage} if stores else {}))
     snapshots = job.started()
     if way == "asks":
         assert not train.should_checkpoint()
-    elif way == "callback":
+    else:
         train.on_leave(lambda: None)
     asked(job, point=2, seconds=0.05)
     assert [snapshots.save(step, {"x": step}, step) for step in (1, 2, 3)] == [False] * 3

@@ -3,7 +3,8 @@
 First all members are asked (`Round.save`), and each reports the last save point that its script
 passed. From then on no worker passes another one, so the save point after the highest report is
 ahead of every rank: all save there, in the same call, so that saving may use collectives. A loss or
-a failure ends the wait, as does a gang whose workers all report that the save failed.
+a failure ends the wait, as does a gang whose workers all report that the save failed. Members that
+can only keep their state in memory are asked before the end of a round, not before that of the job.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ def before_end(
     bounds: RendezvousParams,
     judgement: RoundEnd,
     timers: Timers,
+    *,
+    ends_job: bool = False,
 ) -> Save | RoundEnd | None:
     """Return the request to the gang, the end that `judgement` (or an earlier one) found, or None.
 
     A gang that was asked is stopped in any case: a rank may have saved and wait for the stop. Its
-    time counts from the latest write of the request: etcd may have refused an earlier one.
+    time counts from the latest write of the request: etcd may have refused an earlier one. No
+    request is made unless every member can and wants to save.
     """
     if judgement.cause is not None and judgement.cause.kills:
         return judgement
@@ -63,7 +67,9 @@ def before_end(
             return None
         timers.since(("planned end", roster.number))
         timers.start(("save", roster.number), timers.now)
-        return _request_checkpoint(gang, whole, judgement, judgement.cause, bounds)
+        able = bool(gang) and whole and all(_can_save(member, ends_job) for member in gang)
+        seconds = save_seconds(judgement.cause, bounds)
+        return Save(judgement.cause, seconds) if able and seconds > 0 else judgement
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
         return replace(save, point=_point(gang)) if _all_answered(gang) else None
@@ -102,18 +108,19 @@ def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> Sa
     done, number = view.dones_of(roster.number), roster.number
     found = {assignment.name: view.member(assignment.id) for assignment in roster.seats}
     there = [one.record for one in found.values() if one is not None and one.record.round == number]
-    requested = current.save is not None
+    # A request before the end of the round may be answered by snapshots in memory alone.
+    supported = all(member.saves for member in gang)
+    requested = current.save is not None and supported
     ready = {member.id for member in gang if (member.saved if requested else member.saves)}
     if requested and (any(member.completed for member in gang) or (whole and _have_saved(gang))):
         result, ready = SaveResult.SAVED, {assignment.id for assignment in roster.seats}
-    elif end.cause.kills or (requested and not whole):
+    elif end.cause.kills or (current.save is not None and not whole):
         result = SaveResult.INTERRUPTED
     elif requested:
         result = SaveResult.TIMED_OUT
     elif not gang or not whole:
         result, ready = SaveResult.NOT_TRAINING, {assignment.id for assignment in roster.seats}
     else:
-        supported = all(member.saves for member in gang)
         result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
     unsaved = [
         assignment.name
@@ -141,14 +148,9 @@ def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
     return UNHURRIED_SECONDS
 
 
-def _request_checkpoint(
-    gang: list[Member], whole: bool, judgement: RoundEnd, cause: Cause, bounds: RendezvousParams
-) -> Save | RoundEnd:
-    """Request a checkpoint if every member can and wants to save; else return `judgement`."""
-    seconds = save_seconds(cause, bounds)
-    if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
-        return judgement
-    return Save(cause, seconds)
+def _can_save(member: Member, ends_job: bool) -> bool:
+    """Return True if the member can save; memory does not outlive the job."""
+    return member.saves or (member.keeps and not ends_job)
 
 
 def _gang(view: View, roster: Roster) -> tuple[list[Member], bool]:

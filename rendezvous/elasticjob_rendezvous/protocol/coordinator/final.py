@@ -104,7 +104,9 @@ def _save_and_close(
     unasked = judgement.cause is None and current.save is None
     if unasked and checkpoint_gate.awaits_member(view, roster, memory.leavers):
         return clear_surplus(snapshot)
-    match checkpoint_gate.before_end(view, roster, current, snapshot.bounds, end, memory.timers):
+    match checkpoint_gate.before_end(
+        view, roster, current, snapshot.bounds, end, memory.timers, ends_job=True
+    ):
         case Save() as save:
             return _request_save(snapshot, save)
         case RoundEnd() as over:

@@ -228,6 +228,8 @@ class Member:
         busy_ms: duration of a step of its slowest worker without the wait for others, where the
             script reports it; 0 else.
         saves: its workers want to save before a planned stop.
+        keeps: its workers can keep their state in memory before a planned stop, other than that of
+            the whole job.
         passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
         saved: its workers passed the save point that `Round.save` names.
         completed: one of them has reported a checkpoint since then: that of the whole gang.
@@ -269,6 +271,7 @@ class Member:
     master_served: bool = False
     busy_ms: int = 0
     saves: bool = False
+    keeps: bool = False
     passed: int = -1
     saved: bool = False
     completed: bool = False

@@ -81,6 +81,53 @@ def test_script_that_wants_to_save_is_reported_to_the_rendezvous() -> None:
     assert not told(training(saves=False)).saves
 
 
+def kept(*points: int, answers_request: bool = False, **fields: Any) -> WorkersProgressed:
+    """Return progress of workers that keep their state in memory."""
+    workers = {
+        rank: WorkerProgress(step=1, points=places, keeps=True, **fields)
+        for rank, places in enumerate(points)
+    }
+    return WorkersProgressed(1, workers, 0, answers_request)
+
+
+def test_script_that_keeps_its_state_in_memory_is_reported_as_such() -> None:
+    driven = training(saves=False)
+    driven.feed(kept(3, 4))
+    assert (told(driven).saves, told(driven).keeps) == (False, True)
+
+
+def test_worker_that_does_not_keep_its_state_leaves_the_node_without() -> None:
+    driven = training(saves=False)
+    workers = {0: WorkerProgress(points=3, keeps=True), 1: WorkerProgress(step=1)}
+    driven.feed(WorkersProgressed(1, workers, 0, False))
+    assert not told(driven).keeps
+
+
+def test_state_kept_in_memory_completes_the_save_with_the_answer_alone() -> None:
+    driven = training(saves=False)
+    for event in (kept(3, 4), directed(0), kept(4, 5, answers_request=True), directed(6)):
+        driven.feed(event)
+    assert told(driven).passed == 5
+    driven.feed(kept(7, 7, answer=Answer()))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(kept(7, 7, answer=Answer(saved=6)))
+    assert (told(driven).saved, told(driven).completed) == (False, True)
+
+
+def test_leaving_agent_waits_for_the_request_to_keep_the_state() -> None:
+    driven = training(saves=False)
+    driven.feed(kept(3, 4))
+    driven.feed(LeaveRequested("SIGTERM"))
+    assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
+
+
+def test_stop_without_request_to_workers_that_keep_their_state_is_not_logged() -> None:
+    driven = training(saves=False)
+    driven.feed(kept(3, 4))
+    lines = [line.text for line in driven.only(LogLine, driven.feed(stop(kind=CauseKind.LEAVE)))]
+    assert not any("without the checkpoint" in line for line in lines), lines
+
+
 def test_each_save_request_is_forwarded_once() -> None:
     driven = training()
     assert driven.only(RequestCheckpoint, driven.feed(directed(0))) == [

@@ -126,15 +126,16 @@ def asked_to_save(node: Node) -> Node:
     return node.hear(Tick())
 
 
+@pytest.mark.parametrize("way", [{"saves": True}, {"keeps": True}], ids=["saves", "keeps"])
 @pytest.mark.parametrize(
     ("asked", "leave_seconds", "seconds"),
     [(False, 30.0, 2.0), (False, 6.0, 1.0), (True, 9.0, 4.0), (True, 7.5, 2.5)],
     ids=["to be asked", "to be asked in a hurry", "to save", "to save in a hurry"],
 )
 def test_workers_of_leaving_member_run_until_saved(
-    asked: bool, leave_seconds: float, seconds: float
+    asked: bool, leave_seconds: float, seconds: float, way: dict[str, Any]
 ) -> None:
-    b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(SAVES))
+    b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(replace(LEAVES, **way)))
     assert isinstance(b.directive, Run)
     if asked:
         asked_to_save(b)

@@ -38,13 +38,17 @@ class Gang:
             self.job.change(name, saves=True, round=1, state=MemberState.RUNNING)
         self.job.change("b", state=MemberState.LEAVING)
 
-    def due(self, look: RoundEnd = LEAVING, after: float = 0.0) -> Save | RoundEnd | None:
+    def due(
+        self, look: RoundEnd = LEAVING, after: float = 0.0, *, ends_job: bool = False
+    ) -> Save | RoundEnd | None:
         job = self.job.later(after)
         self.timers.begin_step(job.now)
         current = Round(1, RoundState.FINAL, Cause(CauseKind.START), save=self.save)
         view = job.view()
         assert view.bounds is not None
-        found = before_end(view, job.roster(1), current, view.bounds.record, look, self.timers)
+        found = before_end(
+            view, job.roster(1), current, view.bounds.record, look, self.timers, ends_job=ends_job
+        )
         if isinstance(found, Save):
             self.save = found
         return found
@@ -104,6 +108,15 @@ def test_time_of_a_save_request_counts_from_the_attempt_that_etcd_accepted() -> 
     assert gang.due(after=30.0) == Save(LEAVE, 25.0)
     assert gang.due(after=24.9) is None
     assert gang.due(after=0.2) == LEAVING
+
+
+@pytest.mark.parametrize("kept", ["abc", "b"])
+def test_gang_that_keeps_its_state_in_memory_is_asked_unless_the_job_ends(kept: str) -> None:
+    gang = Gang()
+    for name in kept:
+        gang.job.change(name, saves=False, keeps=True)
+    assert gang.due(ends_job=True) == LEAVING
+    assert gang.due() == Save(LEAVE, 25.0)
 
 
 @pytest.mark.parametrize(

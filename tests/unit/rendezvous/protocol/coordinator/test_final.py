@@ -167,6 +167,22 @@ def asking() -> Job:
     return job
 
 
+def test_state_in_memory_is_no_checkpoint_before_the_end_of_the_job() -> None:
+    job = closing(saves="")
+    for name in "abc":
+        job.change(name, keeps=True)
+    assert report_of(job).result is SaveResult.NOT_SUPPORTED
+
+
+def test_job_closed_while_its_gang_keeps_its_state_has_no_checkpoint() -> None:
+    job = asking()  # as before a change of the nodes
+    for name in "abc":
+        job.change(name, saves=False, keeps=True)
+    assert job.decide() is None
+    job.change("b", completed=True)
+    assert report_of(job).result is SaveResult.NOT_SUPPORTED
+
+
 def test_job_is_closed_once_the_gang_has_saved() -> None:
     job = asking()
     assert job.decide() is None
