@@ -7,8 +7,8 @@ replace the file with a JSON object instead (docs/training.md).
 The agent writes `ELASTICJOB_REQUEST_FILE`: one line of text of `REQUEST_BYTES`, blank until it
 requests a checkpoint.
 
-A report on snapshots and an answer to requests follow the record in the progress file; earlier
-releases do not read them.
+A report on snapshots, an answer to requests and the reason for lost steps follow the record in the
+progress file; earlier releases do not read them.
 
 `ELASTICJOB_SAVED_FILE` is for programs that cannot use the other files: its existence announces
 that the worker saves on request, and each write to it reports a complete checkpoint.
@@ -17,6 +17,7 @@ that the worker saves on request, and each write to it reports a complete checkp
 from __future__ import annotations
 
 import binascii
+import enum
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -155,7 +156,7 @@ _REPORT_MAGIC = b"EJS1"
 _REPORT = struct.Struct("<qqqqQIqqQQ")
 REPORT_BYTES = _HEAD.size + _REPORT.size
 ANSWER_START = RECORD_BYTES + REPORT_BYTES
-"""Offset of the answer, with which the file ends."""
+"""Offset of the answer."""
 FITS, NO_ROOM, UNUSABLE = range(3)
 """State of the memory for snapshots: it holds two; two do not fit; another error."""
 _ERRNO_AT, _STORAGE_AT = 8, 20
@@ -184,6 +185,54 @@ def storage_trouble_of(value: int) -> int:
     return value >> _STORAGE_AT & _ERRNO_MASK
 
 
+class Loss(enum.IntEnum):
+    """Reason for which the last step of the round before was not copied at its stop.
+
+    The ranks have several: the highest one counts. The numbers are part of the format.
+    """
+
+    UNKNOWN = 0
+    WORKERS_ENDED = 1
+    """No worker with that step was left to copy it, or it ended before the copy was complete."""
+    IN_STEP = 2
+    """The stop came between the step of an optimizer and the end of `save`."""
+    COPY_LATE = 3
+    """Another worker of the node did not end its copy in time."""
+    COPY_TOO_LONG = 4
+    """A copy would have taken longer than the steps since the last snapshot."""
+    RANK_STATE_MISSING = 5
+    """The own state of a rank was not there for that step."""
+    WRITE_FAILED = 6
+    """The copy could not be written."""
+    STATE_CHANGED = 7
+    """Something other than the optimizers had changed the parameters or their state."""
+    STEPS_SKIPPED = 8
+    """`save` was not called after each step of the optimizers."""
+    COST = 9
+    """To keep the state of each step took too large a share of the time."""
+    UNSUPPORTED_STATE = 10
+    """The state has a value that cannot be kept, such as a sparse tensor or one on a GPU."""
+    RANK_STATE_TOO_LARGE = 11
+    """The own state of a rank exceeds the maximum for each step."""
+    STATE_TOO_LARGE = 12
+    """Too many bytes of the state are outside the optimizers."""
+    NO_TENSORS = 13
+    """A rank gave a state without tensors."""
+    SHARDED = 14
+    """The state is sharded."""
+    ON_DEVICE = 15
+    """Parameters are on a GPU."""
+    NO_MEMORY = 16
+    """The memory of a node for snapshots cannot be used."""
+    NO_OPTIMIZERS = 17
+    """`Snapshots` was given no optimizers."""
+
+    @property
+    def reason(self) -> str:
+        """Name in records and in the status, such as `NoOptimizers`; empty if it is unknown."""
+        return self.name.title().replace("_", "") if self else ""
+
+
 class SnapshotReport(NamedTuple):
     """Report of a worker on its snapshots. `NO_STEP` where there is none.
 
@@ -199,6 +248,7 @@ class SnapshotReport(NamedTuple):
         lost: steps of earlier rounds that are repeated; `NO_STEP` if unknown.
         lost_ms: duration of these steps.
         limit: bytes that the job allows for the snapshots of a node; 0 without a limit.
+        loss: `Loss` of the lost steps.
     """
 
     step: int = NO_STEP
@@ -211,17 +261,26 @@ class SnapshotReport(NamedTuple):
     lost: int = NO_STEP
     lost_ms: int = 0
     limit: int = 0
+    loss: int = Loss.UNKNOWN
 
 
 def pack_report(report: SnapshotReport) -> bytes:
-    """Encode a report on snapshots; numbers above `MAX_STEP` become that."""
-    return _framed(_REPORT_MAGIC, _REPORT.pack(*(min(value, MAX_STEP) for value in report)))
+    """Encode a report on snapshots without its `loss`; numbers above `MAX_STEP` become that."""
+    numbers = (min(value, MAX_STEP) for value in report[:-1])
+    return _framed(_REPORT_MAGIC, _REPORT.pack(*numbers))
 
 
 def unpack_report(content: bytes) -> SnapshotReport | None:
-    """Decode the report in a progress file; return None if it is missing or incomplete."""
+    """Decode the report in a progress file; return None if it is missing or incomplete.
+
+    A library of an earlier release writes no `loss`.
+    """
     body = _checked(content[RECORD_BYTES:ANSWER_START], _REPORT_MAGIC, REPORT_BYTES)
-    return None if body is None else SnapshotReport(*_REPORT.unpack(body))
+    if body is None:
+        return None
+    report = SnapshotReport(*_REPORT.unpack(body))
+    body = _checked(content[LOSS_START:FILE_BYTES], _LOSS_MAGIC, LOSS_BYTES)
+    return report if body is None else report._replace(loss=loss_of(*_LOSS.unpack(body)))
 
 
 # -- answers ------------------------------------------------------------------------
@@ -231,7 +290,8 @@ ERROR_BYTES = 400
 """Maximum size of an error in an answer, in UTF-8."""
 _ANSWER = struct.Struct(f"<QQ{ERROR_BYTES}s")
 ANSWER_BYTES = _HEAD.size + _ANSWER.size
-FILE_BYTES = ANSWER_START + ANSWER_BYTES
+LOSS_START = ANSWER_START + ANSWER_BYTES
+"""Offset of the reason for lost steps, with which the file ends; earlier releases end here."""
 
 
 class Answer(NamedTuple):
@@ -256,11 +316,32 @@ def pack_answer(answer: Answer) -> bytes:
 
 def unpack_answer(content: bytes) -> Answer | None:
     """Decode the answer in a progress file; return None if it is missing or incomplete."""
-    body = _checked(content[ANSWER_START:FILE_BYTES], _ANSWER_MAGIC, ANSWER_BYTES)
+    body = _checked(content[ANSWER_START:LOSS_START], _ANSWER_MAGIC, ANSWER_BYTES)
     if body is None:
         return None
     saved, failed, error = _ANSWER.unpack(body)
     return Answer(saved, failed, error.rstrip(b"\0").decode("utf-8", "replace"))
+
+
+# -- lost steps ---------------------------------------------------------------------
+
+_LOSS_MAGIC = b"EJL1"
+_LOSS = struct.Struct("<I")
+LOSS_BYTES = _HEAD.size + _LOSS.size
+FILE_BYTES = LOSS_START + LOSS_BYTES
+
+
+def pack_loss(loss: int) -> bytes:
+    """Encode the reason for lost steps, of a report on snapshots."""
+    return _framed(_LOSS_MAGIC, _LOSS.pack(loss))
+
+
+def loss_of(number: int) -> Loss:
+    """Return the reason with a number; `Loss.UNKNOWN` for one of a later release."""
+    try:
+        return Loss(number)
+    except ValueError:
+        return Loss.UNKNOWN
 
 
 # -- requests -----------------------------------------------------------------------

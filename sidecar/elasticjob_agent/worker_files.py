@@ -282,7 +282,7 @@ def read_progress(path: Path) -> WorkerProgress | None:
 def _is_torn(content: bytes, found: WorkerProgress) -> bool:
     """Return True if the answer was read while the worker wrote it."""
     is_text = content[:1] == b"{"
-    return found.answer is None and not is_text and len(content) >= layout.FILE_BYTES
+    return found.answer is None and not is_text and len(content) >= layout.LOSS_START
 
 
 async def post_progress(

@@ -134,6 +134,7 @@ def _here(namespace: str, name: str | None, everywhere: bool) -> Iterable[Readin
 
     if name is not None:
         folders = [find_job(namespace, name)]
+        folders[0].object()  # raises an error if it cannot be read
     else:
         folders = [one for one in list_jobs(None if everywhere else namespace) if one.running()]
     for folder in folders:

@@ -201,6 +201,9 @@ class RoundStatus(StatusModel):
     lost_ms: Milliseconds | None = None
     """Milliseconds that these steps had taken, if the script takes snapshots; absent after the loss
     of all nodes."""
+    lost_reason: str | None = None
+    """Reason for which the state of the last of these steps was not copied at the stop, such as
+    NoOptimizers or StepsSkipped; absent if it is unknown."""
 
 
 class FailureStatus(StatusModel):

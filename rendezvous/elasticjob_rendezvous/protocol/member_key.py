@@ -128,6 +128,7 @@ class MemberKey:
             cold=local.cold if local.workers is Workers.RUNNING else None,
             lost_steps=local.lost_steps if local.workers is Workers.RUNNING else -1,
             lost_ms=local.lost_ms if local.workers is Workers.RUNNING else 0,
+            lost_reason=local.lost_reason if local.workers is Workers.RUNNING else "",
             snapshots=local.snapshots,
             ended_round=local.ended_round,
             ended_step=local.ended_step,

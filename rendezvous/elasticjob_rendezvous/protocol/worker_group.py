@@ -43,8 +43,8 @@ class Local:
         busy_ms, ended_round, ended_step, cut_off_round: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, snapshots: see
-            `members.Member`.
+        saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, lost_reason,
+            snapshots: see `members.Member`.
     """
 
     ready: bool = False
@@ -70,6 +70,7 @@ class Local:
     live_until: float | None = None
     lost_steps: int = -1
     lost_ms: int = 0
+    lost_reason: str = ""
     snapshots: Snapshots | None = None
     ended_round: int = 0
     ended_step: int = -1

@@ -138,6 +138,7 @@ class Link:
         self._answer = layout.Answer()
         blank = bytes(layout.REPORT_BYTES)
         content = self._content() + blank + layout.pack_answer(self._answer)
+        content += bytes(layout.LOSS_BYTES)
         self._progress = _written(environ.get(layout.PROGRESS_FILE, ""), content)
         self._checkpoint_request = _read(environ.get(layout.REQUEST_FILE, ""))
 
@@ -273,8 +274,8 @@ class Link:
     def _write_snapshots(self) -> None:
         if self._progress is not None and self._snapshots is not None:
             report = _without_skipped(self._snapshots, self._first_step)
-            end = layout.RECORD_BYTES + layout.REPORT_BYTES
-            self._progress[layout.RECORD_BYTES : end] = layout.pack_report(report)
+            self._progress[layout.LOSS_START :] = layout.pack_loss(report.loss)
+            self._progress[layout.RECORD_BYTES : layout.ANSWER_START] = layout.pack_report(report)
 
     def _write_progress(self) -> None:
         if self._progress is not None:
@@ -283,7 +284,8 @@ class Link:
     def _write_answer(self, answer: layout.Answer) -> None:
         self._answer = answer
         if self._progress is not None:
-            self._progress[-layout.ANSWER_BYTES :] = layout.pack_answer(answer)
+            place = slice(layout.ANSWER_START, layout.LOSS_START)
+            self._progress[place] = layout.pack_answer(answer)
 
     def _content(self) -> bytes:
         return layout.pack(
@@ -391,7 +393,8 @@ def _without_skipped(report: layout.SnapshotReport, first_step: int) -> layout.S
         return report
     left = max(0, report.lost - (began - report.restored))
     lost_ms = report.lost_ms * left // max(1, report.lost)
-    return report._replace(lost=left, lost_ms=lost_ms, restored=began)
+    loss = report.loss if left else layout.Loss.UNKNOWN
+    return report._replace(lost=left, lost_ms=lost_ms, restored=began, loss=loss)
 
 
 def _number(name: str, value: float) -> float:

@@ -208,6 +208,29 @@ def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
     return min((each for each in intervals if each > 0), default=1)
 
 
+def next_regular(step: int, interval: int, due: int) -> int:
+    """Return the step of the first regular snapshot after a restore.
+
+    A stop does not postpone it: with faults that are closer together than the interval there would
+    be none, and storage would get none.
+
+    Args:
+        due: step at which the workers before would have taken it; in the past if it is unknown.
+    """
+    return due if step < due < step + interval else step + interval
+
+
+def are_incomplete_at_stop(plan: Plan, offers: Sequence[Offer]) -> bool:
+    """Return True if a stop has left a newer shared part than that of the plan.
+
+    It was passed over as the own state of a rank is missing.
+    """
+    return any(
+        part.at_stop and part.rank == SHARED and part.version > plan.version
+        for part in _all(offers)
+    )
+
+
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:
     return (part for offer in offers for place in PLACES for part in offer.at(place))
 

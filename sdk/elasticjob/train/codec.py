@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import ctypes
+import gc
 import json
 import re
 import sys
@@ -17,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob.train.part_files import Body, CorruptSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
 _ALIGNMENT = 64
+_MAX_DEPTH = 200
+"""Maximum depth of nested containers. A decoder needs up to three times as many calls."""
 _INVALID = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 """Errors of a description that this version cannot decode; some are those of torch."""
 _NUMBERS = re.compile(r"[<>|=][biufc]\d+")
@@ -61,8 +65,9 @@ def encode(state: object, stage: Callable[[torch.Tensor], torch.Tensor] | None =
     """
     encoder = _Encoder(stage or dense)
     try:
-        described = encoder.described(state, "state")
-        head = json.dumps(described, separators=(",", ":")).encode()
+        with _without_collections():
+            described = encoder.described(state, "state")
+            head = json.dumps(described, separators=(",", ":")).encode()
     except RecursionError:
         raise TypeError(
             "the state contains itself, or is nested too deeply for a snapshot"
@@ -77,13 +82,29 @@ def decode(body: Body) -> Any:
     """Decode a body that `read` returned; the tensors share its memory, in CPU memory."""
     content = body.views[0]
     try:
-        described = json.loads(bytes(content[: body.head_bytes]))
-        return _decoded(described, content[body.head_bytes :])
+        with _without_collections():
+            described = json.loads(bytes(content[: body.head_bytes]))
+            return _decoded(described, content[body.head_bytes :])
     except _INVALID as error:
         raise CorruptSnapshot(
             "the description of the snapshot is invalid, or of a newer version of the elasticjob "
             f"library or of torch: {error!r}"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from looking for cycles among the new objects, of which there are none.
+
+    With many tensors that took most of the time, because it looks at all objects of torch.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +133,7 @@ class _Encoder:
     def __init__(self, stage: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._stage = stage
         self.views: list[memoryview] = []
-        self._size = 0
+        self._size = self._depth = 0
         self._known: dict[Any, Any] = {}
         self._alive: list[torch.Tensor] = []  # so that no other tensor gets the same memory
 
@@ -129,15 +150,8 @@ class _Encoder:
             return ["sharded", [value.number, value.dtype, list(value.shape)]]
         if kind is torch.Size:
             return ["Size", list(value)]
-        if kind in _SEQUENCES:
-            items = [self.described(item, f"{path}[{at}]") for at, item in enumerate(value)]
-            return [_SEQUENCES[kind], items]
-        if kind in _MAPPINGS:
-            items = [
-                [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
-                for key, item in value.items()
-            ]
-            return [_MAPPINGS[kind], [*_described_metadata(value, items), *items]]
+        if kind in _SEQUENCES or kind in _MAPPINGS:
+            return self._container(value, path)
         if kind in (bytes, bytearray):
             return [kind.__name__, base64.b64encode(value).decode()]
         if kind is complex:
@@ -152,6 +166,24 @@ class _Encoder:
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which a snapshot cannot hold: "
             f"{_advice(kind)}"
         )
+
+    def _container(self, value: Any, path: str) -> Any:
+        """Return the description of a sequence or a mapping."""
+        kind = type(value)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+        if kind in _SEQUENCES:
+            items = [self.described(item, f"{path}[{at}]") for at, item in enumerate(value)]
+            described = [_SEQUENCES[kind], items]
+        else:
+            items = [
+                [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
+                for key, item in value.items()
+            ]
+            described = [_MAPPINGS[kind], [*_described_metadata(value, items), *items]]
+        self._depth -= 1
+        return described
 
     def _of_numpy(self, value: Any, path: str) -> Any:
         """Return the description of an array of numbers, or of one number."""

@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<BBxxIq")
 INLINE_BYTES = RECORD_BYTES - _HEADER.size
 """Maximum size of a content that travels in the record itself."""
 _PROPOSAL = struct.Struct("<??QB???Bq")
-_BEGIN = struct.Struct("<I????qQ")
+_BEGIN = struct.Struct("<I????qQqB")
 SAME_CALLS = "all ranks must make the same calls, with the same values"
 
 
@@ -44,11 +44,12 @@ class Protocols(NamedTuple):
 
 
 OURS = Protocols(4, 4)
-"""Protocol 4 has `Exchange.KEPT`, `Exchange.OWN_PARTS` at the first state that is held, and another
-record of snapshots before planned stops. Protocol 3 has another decision on the interval after a restore, and negative steps before those
-of parts that are written at a stop. Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`,
-`Exchange.OWN_PARTS`, a second `Exchange.STORED` after a demanded snapshot, and another decision on
-sharded state without parts of the ranks."""
+"""Protocol 4 has `due` and `loss` in `Begin`, `Exchange.KEPT`, `Exchange.OWN_PARTS` at the first
+state that is held, and another record of snapshots before planned stops. Protocol 3 has another
+decision on the interval after a restore, and negative steps before those of parts that are written
+at a stop. Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a
+second `Exchange.STORED` after a demanded snapshot, and another decision on sharded state without
+parts of the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:
@@ -242,6 +243,8 @@ class Begin(NamedTuple):
         stores: True if it has storage.
         holds: True if it can hold the state of each step for a copy at a stop.
         reached_step, step_ns: fields of `Reached`.
+        due: step at which the workers of earlier rounds would have taken the next regular snapshot.
+        loss: `layout.Loss` of the steps that are lost.
     """
 
     bits: int
@@ -251,6 +254,8 @@ class Begin(NamedTuple):
     holds: bool
     reached_step: int
     step_ns: int
+    due: int = layout.NO_STEP
+    loss: int = layout.Loss.UNKNOWN
 
     def packed(self) -> bytes:
         return _BEGIN.pack(*self)

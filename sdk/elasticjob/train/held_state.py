@@ -12,6 +12,7 @@ import operator
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticjob.layout import Loss
 from elasticjob.train.codec import has_memory, with_metadata
 
 if TYPE_CHECKING:
@@ -35,7 +36,15 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
 
 
 class NotHeld(Exception):
-    """State that cannot be held without a copy of most of it."""
+    """State that cannot be held without a copy of most of it.
+
+    Args:
+        loss: the reason.
+    """
+
+    def __init__(self, loss: Loss = Loss.UNSUPPORTED_STATE) -> None:
+        super().__init__(loss)
+        self.loss = loss
 
 
 class Held(NamedTuple):
@@ -128,7 +137,7 @@ class Copies:
     def _count(self, size: int) -> None:
         self._copied += size
         if self._copied > COPIED_BYTES:
-            raise NotHeld
+            raise NotHeld(Loss.STATE_TOO_LARGE)
 
 
 class Sources:

@@ -1,9 +1,10 @@
 """Exchange between snapshots and their job: settings from the job, reports, steps reached.
 
 `ELASTICJOB_SNAPSHOTS` has the fields of `recovery.snapshots` as a JSON object. The file `reached-N`
-in the node's memory has the last step of local rank N and the newest snapshot in storage; it
-outlives the worker, so that the next round knows the number of lost steps, and whether the
-snapshots in memory are older than those in storage.
+in the node's memory has the last step of local rank N, its next regular snapshot, the reason for
+which that step would be lost, and the newest snapshot in storage. It outlives the worker, so that
+the next round knows the lost steps, and whether the snapshots in memory are older than those in
+storage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import mmap
 import os
 import struct
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,12 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob import layout, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _REACHED = struct.Struct("<qQqQqq")
 _CHECK = struct.Struct("<I")
 _BYTES = _REACHED.size + _CHECK.size
+_LAST = struct.Struct("<qB")
+"""Fields behind the checksum, which earlier versions do not write: a torn one does no harm."""
+_LOSS_AT = _BYTES + _LAST.size - 1
 _NEVER = layout.NO_STEP
 _MODE = 0o600
 
@@ -134,6 +139,20 @@ class Reached(NamedTuple):
     step_ns: int = 0
 
 
+class Ended(NamedTuple):
+    """Record of a worker of an earlier round.
+
+    Args:
+        due: step of its next regular snapshot; `NO_STEP` if it is unknown.
+        loss: `layout.Loss` of its last step.
+    """
+
+    reached: Reached
+    stored: InStorage
+    due: int = _NEVER
+    loss: int = layout.Loss.UNKNOWN
+
+
 class InStorage(NamedTuple):
     """Newest snapshot in storage that a worker knows of.
 
@@ -149,7 +168,8 @@ class InStorage(NamedTuple):
 class ReachedFile:
     """File with the last step of this worker; without effect if it cannot be written.
 
-    `begun` and `complete`, of `InStorage`, are written with the step; threads may set them.
+    `begun` and `complete`, of `InStorage`, and `due`, the step of the next regular snapshot, are
+    written with the step; threads may set them.
     """
 
     def __init__(self, folder: Path, local_rank: int) -> None:
@@ -157,6 +177,8 @@ class ReachedFile:
         self._memory: mmap.mmap | None = None
         self._first: tuple[int, int] | None = None
         self.begun, self.complete = InStorage()
+        self.due = _NEVER
+        self._loss: int = layout.Loss.UNKNOWN
 
     def write(self, step: int) -> None:
         """Record that `step` is complete."""
@@ -167,45 +189,54 @@ class ReachedFile:
                 self._memory = self._mapped()
         if self._memory is not None:
             fields = _REACHED.pack(step, now, *self._first, self.begun, self.complete)
-            self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields))
+            last = _LAST.pack(min(self.due, layout.MAX_STEP), self._loss)
+            self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields)) + last
+
+    def would_lose(self, loss: int) -> None:
+        """Record the `layout.Loss` of the last step if this worker ended now; a thread may."""
+        self._loss = loss
+        if self._memory is not None:
+            self._memory[_LOSS_AT] = loss
 
     def _mapped(self) -> mmap.mmap:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._path, flags, _MODE)
         try:
-            os.pwrite(fd, bytes(_BYTES), 0)
-            return mmap.mmap(fd, _BYTES)
+            os.pwrite(fd, bytes(_BYTES + _LAST.size), 0)
+            return mmap.mmap(fd, _BYTES + _LAST.size)
         finally:
             os.close(fd)
 
 
-def reached_on(folder: Path) -> Reached:
-    """Return the last step of the workers of a node's earlier rounds."""
-    return max((reached for reached, _ in _records(folder)), default=Reached())
+def ended_on(folder: Path) -> list[Ended]:
+    """Return the records of the workers of a node's earlier rounds."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob("reached-*"):
+            with contextlib.suppress(OSError):
+                ended = _decoded(path.read_bytes())
+                if ended is not None:
+                    found.append(ended)
+    return found
 
 
 def in_storage_of(folder: Path) -> InStorage:
     """Return the newest snapshot in storage that the workers of a node's earlier rounds knew."""
-    found = [InStorage(), *(stored for _, stored in _records(folder))]
+    found = [InStorage(), *(each.stored for each in ended_on(folder))]
     return InStorage(max(each.begun for each in found), max(each.complete for each in found))
 
 
-def _records(folder: Path) -> Iterator[tuple[Reached, InStorage]]:
-    with contextlib.suppress(OSError):
-        for path in folder.glob("reached-*"):
-            with contextlib.suppress(OSError):
-                found = _decoded(path.read_bytes())
-                if found is not None:
-                    yield found
-
-
-def _decoded(content: bytes) -> tuple[Reached, InStorage] | None:
-    fields = content[: _REACHED.size]
-    if len(content) != _BYTES or _CHECK.pack(binascii.crc32(fields)) != content[_REACHED.size :]:
+def _decoded(content: bytes) -> Ended | None:
+    fields, check = content[: _REACHED.size], content[_REACHED.size : _BYTES]
+    if _CHECK.pack(binascii.crc32(fields)) != check:
         return None
     step, at_ns, first, first_ns, *stored = _REACHED.unpack(fields)
     mean_ns = (at_ns - first_ns) // (step - first) if step > first else 0
-    return Reached(step, mean_ns), InStorage(*stored)
+    found = Ended(Reached(step, mean_ns), InStorage(*stored))
+    if len(content) < _BYTES + _LAST.size:
+        return found
+    due, loss = _LAST.unpack_from(content, _BYTES)
+    return found._replace(due=due, loss=layout.loss_of(loss))
 
 
 def lost_since(step: int, reached: Iterable[Reached]) -> dict[str, Any]:
@@ -215,3 +246,17 @@ def lost_since(step: int, reached: Iterable[Reached]) -> dict[str, Any]:
         return {"restored": step}
     lost = max(0, last.step - step)
     return {"restored": step, "lost": lost, "lost_ms": round(lost * last.step_ns / 1e6)}
+
+
+def ended_with_error() -> bool:
+    """Return True if the program is known to end with an exception.
+
+    The interpreter does not record that of `sys.exit`.
+    """
+    kind, value, _ = sys.exc_info()  # in the end of a process of multiprocessing
+    if kind is None:
+        kind = getattr(sys, "last_type", None)
+        value = getattr(sys, "last_value", None)
+    if kind is None:
+        return False
+    return not (issubclass(kind, SystemExit) and not getattr(value, "code", 1))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from elasticjob import layout
 from elasticjob.train.buffers import BUFFERS, LockRefused, MemoryBuffers, NoRoom
-from elasticjob.train.job import Reached, reached_on, refused_memory
+from elasticjob.train.job import Ended, ended_on, refused_memory
 from elasticjob.train.part_files import Body
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class NodeMemory:
         """Folder of the memory; None if it cannot be used."""
         return None if self.buffers is None else self.buffers.folder
 
-    def reached(self) -> Reached:
-        """Return the last step of the workers of earlier rounds on this node."""
-        return Reached() if self.folder is None else reached_on(self.folder)
+    def ended(self) -> list[Ended]:
+        """Return the records of the workers of earlier rounds on this node."""
+        return [] if self.folder is None else ended_on(self.folder)
 
     def report_refusal(self) -> None:
         """Report, once, a launcher that cannot create its folder."""

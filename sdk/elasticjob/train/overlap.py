@@ -38,12 +38,14 @@ class Optimizers:
     """All optimizers of a script, or a function that returns them.
 
     Args:
-        given: one, an iterable of them, or a function, called by the first `save` after a restore.
+        given: one, an iterable of them, or a function, called by the first `save` after a restore;
+            None for none.
     """
 
     def __init__(self, given: Any) -> None:
         self.all: list[torch.optim.Optimizer] = []
-        self._function = given if callable(given) else None
+        given = () if given is None else given
+        self._function = given if callable(given) and not _is_object(given) else None
         self._is_current = False
         self._hooks: list[tuple[weakref.ReferenceType[Any], Callable[[Any], object]]] = []
         if self._function is None:
@@ -72,7 +74,7 @@ class Optimizers:
 
     def _take(self, given: Any) -> None:
         former = {id(each) for each in self.all}
-        taken = [given] if hasattr(given, "param_groups") else list(given)
+        taken = [given] if _is_object(given) else list(given)
         for reference, call in self._hooks:
             owner = reference()
             for optimizer in taken if owner is not None else ():
@@ -276,6 +278,11 @@ class Pace:
 def _executor() -> ThreadPoolExecutor:
     """Return one thread: a new one for each copy would cost more than the copy of a small state."""
     return ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
+
+
+def _is_object(given: Any) -> bool:
+    """Return True for an optimizer, and for a module, which can be called and is refused."""
+    return hasattr(given, "param_groups") or hasattr(given, "state_dict")
 
 
 def _add_hook(

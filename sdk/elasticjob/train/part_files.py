@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
 import operator
 import os
@@ -32,6 +33,8 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_SMALL_BYTES = 1 << 12
+"""Maximum size of a memory range that is cheaper to copy than to write in a call of its own."""
 _SLICE_BYTES = 1 << 26
 """Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
 due to the size of the part."""
@@ -92,10 +95,7 @@ def allocated(size: int) -> memoryview:
 
 
 def populate(view: memoryview) -> None:
-    """Let the kernel provide new memory in one call, without one page fault for each page.
-
-    No effect before Linux 5.14.
-    """
+    """Let the kernel, from Linux 5.14 on, provide new memory in one call, not by page faults."""
     if view.nbytes < _LARGE_BYTES:
         return
     first = ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -191,20 +191,14 @@ def no_report() -> None:
     """Report no progress."""
 
 
-def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
+def read(
+    path: Path, part: Part, moved: Callable[[], None] = no_report, *, threads: bool = False
+) -> Body:
     """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that.
 
     `moved` is called after each slice is read and added to the checksum.
     """
-    return _whole(reading(path, part), moved)
-
-
-def read_memory(path: Path, part: Part) -> Body:
-    """Read a part in memory as `read` does, with several threads."""
-    return _whole(reading(path, part, threads=True), no_report)
-
-
-def _whole(steps: Iterator[tuple[Body, int]], moved: Callable[[], None]) -> Body:
+    steps = reading(path, part, threads=threads)
     body, _ = next(steps)
     for _ in steps:
         moved()
@@ -452,12 +446,18 @@ def _halves(views: Sequence[memoryview]) -> tuple[list[memoryview], list[memoryv
 def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """Write views, in pieces that stay in the processor's cache; return their checksum."""
     checksum = 0
-    for view in views:
+    for view in _joined(views):
         for first in range(0, view.nbytes, _PIECE_BYTES):
             piece = view[first : first + _PIECE_BYTES]
             offset = _written(fd, [piece], offset)
             checksum = zlib.crc32(piece, checksum)
     return checksum
+
+
+def _joined(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the views, small ones in a row in one copy."""
+    for is_small, group in itertools.groupby(views, lambda view: view.nbytes <= _SMALL_BYTES):
+        yield from [memoryview(b"".join(group))] if is_small else group  # noqa: B031
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

@@ -35,7 +35,6 @@ from elasticjob.train.part_files import (
     Body,
     CorruptSnapshot,
     read,
-    read_memory,
     reading,
 )
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
@@ -320,7 +319,7 @@ class _Reads:
         path = self._places[place][part]
         if place == STORAGE:
             return called(functools.partial(read, path, part))
-        return read_memory(path, part)
+        return read(path, part, threads=True)
 
 
 def _newest_stored(plan: Plan | None, messages: list[RestoreMessage]) -> InStorage:

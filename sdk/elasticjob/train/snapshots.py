@@ -31,8 +31,10 @@ from elasticjob.train.agreement import (
     Plan,
     SnapshotError,
     Version,
+    are_incomplete_at_stop,
     interval_before,
     next_gang,
+    next_regular,
     part_at_stop,
 )
 from elasticjob.train.codec import decode, encode
@@ -53,6 +55,7 @@ from elasticjob.train.job import (
     Reached,
     ReachedFile,
     Report,
+    ended_with_error,
     job_settings,
     local_rank,
     lost_since,
@@ -70,7 +73,7 @@ from elasticjob.train.restoring import (
 )
 from elasticjob.train.sharding import split
 from elasticjob.train.snapshot_store import SnapshotStore
-from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy, ended_with_error
+from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy
 from elasticjob.train.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
@@ -208,8 +211,17 @@ class Snapshots:
         self._stop = (
             None
             if self._overlap is None
-            else StopCopy(self._optimizers, self._overlap, self._memory, self._local_rank, most)
+            else StopCopy(
+                self._optimizers,
+                self._overlap,
+                self._memory,
+                self._local_rank,
+                most,
+                *(() if self._reached is None else (self._reached.would_lose,)),
+            )
         )
+        if self._stop is None and self._reached is not None:
+            self._reached.would_lose(layout.Loss.NO_OPTIMIZERS)
         self._gang: Gang | None = None
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
         self._missing = Missing(0)
@@ -294,9 +306,10 @@ class Snapshots:
             self._memory.remove_former(plan.version)
         self._newest = self._before = Version(0, 0) if plan is None else plan.version
         step = self._newest.step
-        lost = self._begun(gang, step, offers)
+        lost, due = self._begun(gang, plan, offers)
         self._missing = Missing(0)
-        self._next_step = step + self._pace.start(step, interval_before(plan, offers))
+        interval = self._pace.start(step, interval_before(plan, offers))
+        self._next_step = next_regular(step, interval, due)
         self._found = (offers, plan)
         if plan is None:
             check_size(gang, offers, self._sharded)
@@ -397,6 +410,7 @@ class Snapshots:
         self._claim.take()
         train.link().begins(step)
         if self._reached is not None:
+            self._reached.due = self._next_step
             self._reached.write(step)
         self._store.tell()
         if step < self._newest.step:
@@ -629,14 +643,27 @@ class Snapshots:
             told = gang.gather(Exchange.SETTINGS_TEXTS, self._settings)
             check_same("Snapshots", [json.loads(bytes(each)) for each in told])
 
-    def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
-        """Number this gang; return the lost steps and their duration in seconds."""
-        reached = self._memory.reached()
+    def _begun(
+        self, gang: Gang, plan: Plan | None, offers: list[Offer]
+    ) -> tuple[tuple[int | None, float | None], int]:
+        """Number this gang; return the lost steps with their duration in seconds, and the step at
+        which the workers before would have taken the next regular snapshot."""
+        step, ended = self._newest.step, self._memory.ended()
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
-        holds = self._stop is not None and self._stop.can_hold and not self._sharded
-        bits, measured = secrets.randbits(32), self._pace.is_measured
-        mine = Begin(bits, measured, has_place, stores, holds, *reached)
+        obstacle = layout.Loss.UNKNOWN
+        if self._stop is not None:
+            obstacle = layout.Loss.SHARDED if self._sharded else self._stop.obstacle
+        mine = Begin(
+            secrets.randbits(32),
+            self._pace.is_measured,
+            has_place,
+            stores,
+            self._stop is not None and not obstacle,
+            *max((each.reached for each in ended), default=Reached()),
+            max((each.due for each in ended), default=layout.NO_STEP),
+            max((each.loss for each in ended if each.reached.step > step), default=0),
+        )
         begins = unpack_begins(gang.gather(Exchange.BEGIN, mine.packed()))
         gang.begins(next_gang(offers, begins[0].bits))
         self._is_measured = any(each.is_measured for each in begins)
@@ -646,13 +673,17 @@ class Snapshots:
         self._can_keep = self._has_place and not self._store.is_shared
         self._keeps = self._can_keep and not is_held
         if self._stop is not None:
-            self._stop.start(is_held)
+            self._stop.start(is_held, obstacle)
         lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
-        self._report.change(replicas=0, limit=self._limit, **lost)
+        loss = max(each.loss for each in begins)
+        if not loss and plan is not None and are_incomplete_at_stop(plan, offers):
+            loss = layout.Loss.RANK_STATE_MISSING
+        self._report.change(replicas=0, limit=self._limit, loss=loss, **lost)
         self._memory.report_refusal()
+        due = max(each.due for each in begins)
         if "lost" not in lost:
-            return None, None
-        return lost["lost"], lost["lost_ms"] / 1000
+            return (None, None), due
+        return (lost["lost"], lost["lost_ms"] / 1000), due
 
     def _seed(self, plan: Plan, rank: int, shared: Body, own: Body | None) -> None:
         """Commit the restored parts to this node's memory where it lacks them.
@@ -849,4 +880,5 @@ def _first(*given: Any) -> Any:
 
 
 def _value(given: Any) -> Any:
-    return given() if callable(given) else given
+    """Return the result of a function, or the value itself, such as a module, which is refused."""
+    return given() if callable(given) and not hasattr(given, "state_dict") else given

@@ -5,8 +5,7 @@ the saved step. A fault of another rank stops this one there, in its backward. S
 `save` keeps the state: references to tensors that only the optimizers change, copies of all others.
 The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
 workers; one that ends with an exception makes it by itself. The own state of a rank is committed in
-each step, there and on other nodes. See docs/decisions/0087-a-copy-at-the-stop.md,
-0091-own-states-of-each-step.md and 0101-own-states-on-other-nodes.md.
+each step, there and on other nodes. See 0087, 0091 and 0101 in docs/decisions.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import os
 import socket
 import statistics
 import struct
-import sys
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticjob import train
+from elasticjob.layout import Loss
 from elasticjob.train.buffers import OWN_BYTES
 from elasticjob.train.codec import encode
 from elasticjob.train.held_state import Copies, Held, NotHeld, Sources
@@ -78,6 +77,7 @@ class StopCopy:
         optimizers: all that change parameters.
         overlap: their regular copies, one in progress is completed at a stop.
         max_overhead: largest share of the training time that snapshots take.
+        record: called, also by a thread, with the `Loss` of the last step if the worker ended now.
     """
 
     def __init__(
@@ -87,14 +87,18 @@ class StopCopy:
         memory: NodeMemory,
         local_rank: int,
         max_overhead: float,
+        record: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.is_on = False
         """True if all ranks hold: `state` is then called in each step of all of them."""
-        self.replication: Replication | None = None
-        """Replication of the own part of each step; None without one."""
+        self.replication: Replication | None = None  # of the own part of each step
         self._optimizers = optimizers
         self._overlap, self._memory, self._local_rank = overlap, memory, local_rank
         self._policy = HoldPolicy(max_overhead)
+        self._record = record
+        self._refused = Loss.UNKNOWN
+        """Reason for which this rank does not hold; unknown if another one does not."""
+        self._releases, self._skips = 0, False  # since the last `save`; True if it left out steps
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._sources: Sources | None = None
@@ -119,15 +123,18 @@ class StopCopy:
     # --- each step
 
     @property
-    def can_hold(self) -> bool:
-        """True if there is memory on this node, and all known parameters are in CPU memory."""
+    def obstacle(self) -> Loss:
+        """Reason for which this rank can hold nothing, as without memory; unknown if it can."""
+        if self._memory.buffers is None:
+            return Loss.NO_MEMORY
         groups = [group for each in self._optimizers.all for group in each.param_groups]
         on_cpu = all(tensor.device.type == "cpu" for group in groups for tensor in group["params"])
-        return self._memory.buffers is not None and on_cpu
+        return Loss.UNKNOWN if on_cpu else Loss.ON_DEVICE
 
-    def start(self, is_on: bool) -> None:
-        """Begin after a restore, in which the ranks have agreed to hold, or not."""
+    def start(self, is_on: bool, obstacle: Loss = Loss.UNKNOWN) -> None:
+        """Begin after a restore; `is_on` if the ranks hold, and an obstacle if this one cannot."""
         self.release()
+        self._refused, self._releases, self._skips = obstacle, 0, False
         self._switch(is_on)
         self._sources = None  # the state may be another one
         self._policy.start()
@@ -141,7 +148,10 @@ class StopCopy:
     def wants(self) -> bool:
         """Return True if this rank proposes to hold until the next regular snapshot."""
         step = statistics.median(self._steps) if self._steps else None
-        return self._policy.proposed(step, is_on=self.is_on) and self.can_hold
+        wants = self._policy.proposed(step, is_on=self.is_on)
+        found = Loss.UNKNOWN if wants else self._refused or Loss.COST
+        self._refused = self.obstacle or found
+        return not self._refused
 
     def agreed(self, is_on: bool) -> None:
         """Hold until the next regular snapshot, or not, as all ranks do."""
@@ -156,6 +166,7 @@ class StopCopy:
         self.is_on = is_on
         if not is_on:
             self._sources = None
+            self._record(self._refused)
         if self._pid == os.getpid():  # in a fork the lock may stay held
             with self._changed:
                 self._changed.notify_all()
@@ -196,6 +207,7 @@ class StopCopy:
                 then kept only to detect the end of a step that a planned stop waits for.
         """
         self._held_steps += 1
+        self._skips, self._releases = self._releases > len(self._optimizers.all), 0
         if self._last is not None and part.version.step > self._last[0]:
             steps, seconds = part.version.step - self._last[0], began - self._last[1]
             self._steps.append(seconds / steps)
@@ -211,8 +223,10 @@ class StopCopy:
         try:
             if not self._is_needless:
                 held = self._kept(part, keep, state, own)
-        except (NotHeld, RuntimeError, TypeError, OSError):  # also a state that contains itself
+        except (NotHeld, RuntimeError, TypeError, OSError) as error:  # also one that has itself
+            self._refused = getattr(error, "loss", Loss.UNSUPPORTED_STATE)
             self._policy.is_refused = True
+        self._record(self._refused or Loss.WORKERS_ENDED)
         self._policy.took(time.perf_counter() - began)
         with self._changed:
             self._held, self._saved_step = held, part.version.step
@@ -230,14 +244,14 @@ class StopCopy:
         marks, copies = self._sources.marks(keep), Copies(self._sources)
         values = copies.held(state)
         if not copies.size:  # as on ranks that leave the state to rank 0
-            raise NotHeld
+            raise NotHeld(Loss.NO_TENSORS)
         self._size = copies.size
         return Held(part, keep, values, copies.size, marks)
 
     def _commit_own(self, part: Part, own: Any) -> None:
         body, buffers = encode(own), self._memory.buffers
         if buffers is None or body.size > OWN_BYTES:
-            raise NotHeld
+            raise NotHeld(Loss.RANK_STATE_TOO_LARGE if buffers else Loss.NO_MEMORY)
         buffers.commit_own(part, body)
         if self.replication is not None:
             self.replication.send_step(part, body)
@@ -269,8 +283,12 @@ class StopCopy:
             return
         if self._released_at is None:
             self._released_at = time.perf_counter()
+        self._releases += 1
+        skips = self._skips or self._releases > len(self._optimizers.all)
         with self._changed:
             self._held = None
+            if self.is_on and not self._refused:
+                self._record(Loss.STEPS_SKIPPED if skips else Loss.IN_STEP)
 
     def taken(self) -> None:
         """Record a regular snapshot, which the states of later steps keep."""
@@ -304,13 +322,18 @@ class StopCopy:
             left = max(0.0, deadline - time.monotonic())
             try:
                 body = encode(held.state)._replace(has_changed=held.marks.have_changed)
-                return buffers.commit_at_stop(held.part, body, held.keep, left)
+                is_there = buffers.commit_at_stop(held.part, body, held.keep, left)
+                missing = Loss.RANK_STATE_MISSING if held.part.ranks else Loss.COPY_LATE
+                self._record(Loss.UNKNOWN if is_there else missing)
+                return is_there
             except StateChanged:
+                self._record(Loss.STATE_CHANGED)
                 reason: object = (
                     "something other than the optimizers has changed the parameters or their state "
                     "since save()"
                 )
             except (OSError, TypeError, RuntimeError, MemoryError) as error:
+                self._record(Loss.WRITE_FAILED)
                 reason = error
             log.warning(
                 "no copy of step %d at the stop: %s. The last snapshot remains",
@@ -388,9 +411,13 @@ class StopCopy:
         return min(COPY_SECONDS, 1.0 + 3 * self._copy_seconds(self._size) + 2 * step)
 
     def _is_worth_it(self, size: int) -> bool:
-        """Return True if a copy takes less time than the steps since the last snapshot."""
+        """Return True if a copy takes less time than the steps since the last snapshot, else record
+        the loss."""
         needed = self._copy_seconds(size)
-        return needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
+        is_worth_it = needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
+        if not is_worth_it:
+            self._record(Loss.COPY_TOO_LONG)
+        return is_worth_it
 
     def _copy_seconds(self, size: int) -> float:
         rate = statistics.median(self._rates) if self._rates else BYTES_PER_SECOND
@@ -450,20 +477,6 @@ def _requested(link: socket.socket) -> tuple[int, float]:
         if magic == MAGIC and kind in (COPY_AFTER_STEP, END_STEP):
             return kind, milliseconds / 1000
     return AT_ONCE, 0.0
-
-
-def ended_with_error() -> bool:
-    """Return True if the program is known to end with an exception.
-
-    The interpreter does not record that of `sys.exit`.
-    """
-    kind, value, _ = sys.exc_info()  # in the end of a process of multiprocessing
-    if kind is None:
-        kind = getattr(sys, "last_type", None)
-        value = getattr(sys, "last_value", None)
-    if kind is None:
-        return False
-    return not (issubclass(kind, SystemExit) and not getattr(value, "code", 1))
 
 
 def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:

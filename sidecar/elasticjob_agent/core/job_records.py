@@ -103,7 +103,8 @@ def _observe_workers(known: ObservedJob, after: PollingState, identity: Identity
     elif last is not None and local.round == last.number and not last.first_step_ms:
         last = replace(last, first_step_ms=local.first_step_ms or None)
         if local.first_step_ms and local.lost_steps >= 0:
-            last = replace(last, lost_steps=local.lost_steps, lost_ms=local.lost_ms)
+            steps, ms = local.lost_steps, local.lost_ms
+            last = replace(last, lost_steps=steps, lost_ms=ms, lost_reason=local.lost_reason)
         known = replace(known, histories=(*known.histories[:-1], last))
     return known
 

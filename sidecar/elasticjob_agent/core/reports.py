@@ -195,14 +195,19 @@ def _snapshots(group: WorkerGroup) -> Snapshots | None:
     )
 
 
-def _lost(group: WorkerGroup | None) -> tuple[int, int]:
-    """Return the repeated steps and their milliseconds, once all workers reached a step."""
+def _lost(group: WorkerGroup | None) -> tuple[int, int, str]:
+    """Return the repeated steps, their milliseconds and the reason, empty if it is unknown.
+
+    They are known once all workers reached a step.
+    """
     if group is None or not group.first_step_ms:
-        return -1, 0
+        return -1, 0, ""
     snapshots = [
         found.snapshots for found in group.progress.values() if found.snapshots is not None
     ]
-    return max(((found.lost, found.lost_ms) for found in snapshots), default=(-1, 0))
+    lost = ((found.lost, found.lost_ms, found.loss) for found in snapshots)
+    steps, ms, loss = max(lost, default=(-1, 0, 0))
+    return steps, ms, layout.loss_of(loss).reason if steps > 0 else ""
 
 
 def _node_count(state: State) -> int:
@@ -221,7 +226,7 @@ def local_state(state: State) -> Local:
         reported_progress = None
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
-    lost_steps, lost_ms = _lost(group)
+    lost_steps, lost_ms, lost_reason = _lost(group)
     ended_round, ended_step = state.ended_progress
     return Local(
         ready=able,
@@ -247,6 +252,7 @@ def local_state(state: State) -> Local:
         live_until=None if state.hello is None else state.hello.live_until,
         lost_steps=lost_steps,
         lost_ms=lost_ms,
+        lost_reason=lost_reason,
         snapshots=None if reported_progress is None else reported_progress.snapshots,
         ended_round=ended_round,
         ended_step=ended_step,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from elasticjob_cli.commands.top import Rates, Reading
+from elasticjob_cli.commands.top import Rates, Reading, _here
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.job_store import JobFolder
 
 
 def reading(at: float, step: int | None, name: str = "job") -> Reading:
@@ -34,3 +38,15 @@ def test_rates_of_jobs_are_separate() -> None:
         assert taken.take(reading(0, step, name)) is None
     assert taken.take(reading(1, 20, "a")) == pytest.approx(10)
     assert taken.take(reading(2, 102, "b")) == pytest.approx(1)
+
+
+def test_named_job_with_a_damaged_status_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = JobFolder("default", "a")
+    folder.path.mkdir(parents=True)
+    folder.status_file.write_text("{")
+    with pytest.raises(CommandError, match=r"the status of local job .a. cannot be read"):
+        list(_here("default", "a", everywhere=False))
+    assert not list(_here("default", None, everywhere=False))

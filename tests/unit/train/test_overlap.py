@@ -369,6 +369,15 @@ def test_optimizer_without_hooks_is_refused(memory: Path) -> None:
     Snapshots(optimizers=wrapper.inner).close()
 
 
+def test_model_in_place_of_its_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"must be torch.optim.Optimizer objects .* got a .*Linear"):
+        Snapshots(optimizers=torch.nn.Linear(1, 1))
+
+
+def test_none_in_place_of_optimizers_is_none_of_them() -> None:
+    assert not Optimizers(None)
+
+
 class Observer:
     """Owner of a hook, with an entry for each of its calls: True if the call was compiled."""
 

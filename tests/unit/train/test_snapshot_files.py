@@ -398,9 +398,25 @@ def test_threads_write_and_read_the_same_content(tmp_path: Path, sizes: tuple[in
     part_files.overwrite(tmp_path / "a", part(1), one)
     part_files.overwrite(tmp_path / "b", part(1), one, threads=True)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    found = part_files.read_memory(tmp_path / "b", part(1))
+    found = part_files.read(tmp_path / "b", part(1), threads=True)
     assert found == read(tmp_path / "a", part(1))
     assert bytes(found.views[0]) == b"".join(contents)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_small_views_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [400, 48] * 500 + [1 << 13] + [400, 48] * 500
+    one = Body(0, [memoryview(os.urandom(size)) for size in sizes])
+    calls, pwritev = [], os.pwritev
+
+    def counted(*arguments: Any) -> int:
+        calls.append(arguments)
+        return pwritev(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", counted)
+    part_files.overwrite(tmp_path / "a", part(1), one, threads=True)
+    assert len(calls) <= 4
+    assert bytes(read(tmp_path / "a", part(1)).views[0]) == b"".join(one.views)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -413,7 +429,10 @@ def test_threads_share_the_work_of_a_large_part(
     monkeypatch.undo()
     monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
     together(monkeypatch, "_read_at", threading.Barrier(2))
-    assert bytes(part_files.read_memory(tmp_path / "a", part(1)).views[0]) == b"\1" * 100 + b"end"
+    assert (
+        bytes(part_files.read(tmp_path / "a", part(1), threads=True).views[0])
+        == b"\1" * 100 + b"end"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64, 1000, 1 << 20])
@@ -484,7 +503,7 @@ def test_new_memory_is_populated_before_each_read_into_it(
     monkeypatch.setattr(part_files, "_PARALLEL_BYTES", 1)
     monkeypatch.setattr(part_files, "_SLICE_BYTES", 4 * mega)
     monkeypatch.setattr(part_files, "side_by_side", lambda *calls: [call() for call in calls])
-    part_files.read_memory(tmp_path / "a", part(1))
+    part_files.read(tmp_path / "a", part(1), threads=True)
     # The slice after these is smaller.
     assert [(kind, at) for kind, at, _ in made.calls if at < 4 * mega] == [
         (kind, at * mega) for at in range(4) for kind in ("populate", "read")
@@ -520,7 +539,7 @@ def test_threads_detect_a_changed_byte(tmp_path: Path, at: int) -> None:
     damaged[at] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
-        part_files.read_memory(path, part(1))
+        part_files.read(path, part(1), threads=True)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -545,7 +564,7 @@ def test_process_that_can_start_no_thread_copies_nevertheless(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     part_files.overwrite(tmp_path / "a", part(1), body(1), threads=True)
-    assert bytes(part_files.read_memory(tmp_path / "a", part(1)).views[0][-3:]) == b"end"
+    assert bytes(part_files.read(tmp_path / "a", part(1), threads=True).views[0][-3:]) == b"end"
 
 
 def test_expired_versions_are_removed_from_storage(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import functools
+import gc
 import json
 import logging
 import os
@@ -123,6 +124,35 @@ def contains_itself() -> dict[str, Any]:
     return state
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_cycles_are_searched_while_a_state_is_encoded_or_decoded(is_enabled: bool) -> None:
+    phases: list[str] = []
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        phases.append(phase)
+
+    state = [[torch.zeros(1)] for _ in range(3000)]
+    gc.collect()
+    if not is_enabled:
+        gc.disable()
+    try:
+        gc.callbacks.append(collected)
+        made = encode(state)
+        decode(Body(made.head_bytes, [memoryview(bytearray().join(made.views))]))
+        gc.callbacks.remove(collected)
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()
+    assert len(phases) <= 4, "one after each call at most"
+
+
+def nested(kind: type, depth: int) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = {"x": found} if kind is dict else [found]
+    return found
+
+
 @pytest.mark.parametrize(
     ("state", "named"),
     [
@@ -147,12 +177,31 @@ def contains_itself() -> dict[str, Any]:
         ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
         ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
         (contains_itself(), "the state contains itself"),
+        (nested(dict, 300), "the state .* is nested too deeply"),
+        (nested(list, 300), "the state .* is nested too deeply"),
         ({"i": 10**5000}, "a number that a snapshot cannot hold: Exceeds the limit"),
     ],
 )
 def test_type_without_an_encoding_is_named_with_its_path(state: Any, named: str) -> None:
     with pytest.raises(TypeError, match=named):
         encode(state)
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_state_of_the_maximum_depth_is_restored(memory: Path, kind: type) -> None:
+    state = nested(kind, 200)
+    started().save(3, state)
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.state == state
+
+
+def test_module_in_place_of_its_state_is_refused_and_not_called(memory: Path) -> None:
+    model = torch.nn.Identity()
+    for snapshots in (started(), started(optimizers=torch.optim.SGD([torch.ones(1)]))):
+        with pytest.raises(TypeError, match=r"state is a .*Identity, .*: save its state_dict\(\)"):
+            snapshots.save(1, model)
+        snapshots.close()
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LazyLinear, torch.nn.LazyConv1d])

@@ -51,6 +51,7 @@ from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Call, Exchange, Header, check_calls, unpack_proposals
 from elasticjob.train.gang import Gang
 from elasticjob.train.interval import HoldPolicy
+from elasticjob.train.job import ended_with_error
 from elasticjob.train.part_files import Body
 from elasticjob.train.snapshots import _finish
 from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
@@ -596,8 +597,9 @@ def test_snapshot_of_all_ranks_and_its_interval_stay(memory: Path) -> None:
     assert interval_before(plan, offers) == 10
     snapshots.close()
     again = started(training, every_steps=None, max_overhead=0.5)
-    assert not again.save(36, training.state)
-    assert again.save(37, training.state)
+    assert not again.save(29, training.state)
+    assert again.save(30, training.state), "the stop does not postpone it"
+    assert not again.save(39, training.state)
 
 
 def test_large_state_outside_the_optimizers_is_not_held(
@@ -1541,7 +1543,7 @@ def test_end_of_a_program(
     """The interpreter records the exception before it calls the functions of the end."""
     monkeypatch.setattr(sys, "last_type", kind, raising=False)
     monkeypatch.setattr(sys, "last_value", value, raising=False)
-    assert stop_copy.ended_with_error() is expected
+    assert ended_with_error() is expected
 
 
 def test_copy_that_fails_leaves_a_warning(

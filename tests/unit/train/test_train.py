@@ -276,7 +276,8 @@ def test_answer_that_is_being_written_is_read_again(
     desk.link.should_checkpoint()
     desk.link.checkpointed(187)
     whole = path.read_bytes()
-    torn = whole[:-1] + bytes([whole[-1] ^ 1])
+    end = layout.LOSS_START
+    torn = whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:]
     contents = [torn, whole]
     monkeypatch.setattr(worker_files, "_read_file", lambda *_: (contents.pop(0), 0))
     found = read_progress(path)

@@ -51,7 +51,7 @@ def _round_sentences(begin: str, found: RoundStatus, status: Status) -> Iterator
     lasted = "with a pause of" if found.cause in PLANNED_CAUSES else "recovered in"
     lost = ""
     if found.lost_ms is not None:
-        lost = f", {lost_text(found.lost_steps or 0, found.lost_ms)}"
+        lost = f", {lost_text(found.lost_steps or 0, found.lost_ms, found.lost_reason or '')}"
     elif found.lost_steps:
         lost = f", lost at least {found.lost_steps} step{'s' * (found.lost_steps > 1)}"
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "") + lost

@@ -30,7 +30,11 @@ def round_status(found: History, reason: str) -> RoundStatus:
     """Return the round's entry in the status; `reason` is that of departures, if known."""
     shared: dict[str, Any] = {name: getattr(found, name) for name in SHARED}
     shown = RoundStatus(
-        **shared | {"cold_reason": found.cold_reason or None},
+        **shared
+        | {
+            "cold_reason": found.cold_reason or None,
+            "lost_reason": found.lost_reason or None,
+        },
         round=found.number,
         cause=found.cause.kind.value,
         members=sorted(found.cause.members, key=natural_order)[:MAX_ROUND_MEMBERS],

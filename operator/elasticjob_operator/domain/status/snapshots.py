@@ -70,11 +70,41 @@ def snapshots_status(
     )
 
 
-def lost_text(steps: int, ms: int) -> str:
-    """Return text such as `lost 1 step (0.2 s of work)`."""
+_REASONS = {
+    "WorkersEnded": "no worker with the last step was left to copy it",
+    "InStep": "the stop came between the step of an optimizer and the end of save()",
+    "CopyLate": "another worker of the node did not end its copy in time",
+    "CopyTooLong": "a copy would have taken longer than the steps since the last snapshot",
+    "RankStateMissing": "the rank_state of a worker was not there for the last step",
+    "WriteFailed": "the copy could not be written; see the worker's log",
+    "StateChanged": "something other than the optimizers had changed the parameters or their state",
+    "StepsSkipped": "save() is not called after each step of the optimizers",
+    "Cost": "keeping the state of each step took more than three quarters of max_overhead",
+    "UnsupportedState": (
+        "the state has a value that is not kept, such as a sparse tensor or one on a GPU"
+    ),
+    "RankStateTooLarge": "rank_state is larger than 1 MiB",
+    "StateTooLarge": "more than 16 MiB of the state are outside the optimizers",
+    "NoTensors": "a rank gave save() a state without tensors",
+    "Sharded": "sharded state is not copied",
+    "OnDevice": "parameters on a GPU are not copied",
+    "NoMemory": "a node has no memory for snapshots",
+    "NoOptimizers": "Snapshots was given no optimizers",
+}
+"""Texts of the reasons for which the last step was not copied at the stop."""
+
+
+def lost_text(steps: int, ms: int, reason: str = "") -> str:
+    """Return text such as `lost 1 step (0.2 s of work)`.
+
+    Args:
+        reason: reason of a round, which a newer release may know alone; empty if it is unknown.
+    """
     if not steps:
         return "lost no step"
-    return f"lost {steps} step{'s' * (steps > 1)} ({seconds_text(ms)} of work)"
+    text = f"lost {steps} step{'s' * (steps > 1)} ({seconds_text(ms)} of work)"
+    known = _REASONS.get(reason)
+    return f"{text}, without a copy at the stop: {known}" if known else text
 
 
 def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:

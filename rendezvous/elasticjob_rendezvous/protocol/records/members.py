@@ -239,6 +239,8 @@ class Member:
             were, None where that was not wanted or is unknown.
         lost_steps, lost_ms: for `running`: completed steps of earlier rounds that its workers
             repeat, and their duration, from their first step on; -1 and 0 while unknown.
+        lost_reason: reason for which the state of the last of these steps was not copied at the
+            stop, a name in CamelCase; empty if it is unknown.
         snapshots: its workers' snapshots, updated with `step`; None without a report.
         launch: reason, found in the program's files, for which the command runs once for this node
             and starts the workers; empty if the launch is as the operator decided.
@@ -277,6 +279,7 @@ class Member:
     cold: str | None = None
     lost_steps: int = -1
     lost_ms: int = 0
+    lost_reason: str = ""
     snapshots: Snapshots | None = None
     ended_round: int = 0
     ended_step: int = -1

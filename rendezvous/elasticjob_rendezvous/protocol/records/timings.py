@@ -22,6 +22,7 @@ class History:
     lost_steps: completed steps that this round repeats: the number that a worker reports, else the
         minimum by the last step of each node; None before the first step, and if unknown.
     lost_ms: duration of these steps; None if no worker reports it.
+    lost_reason: reason for which the last of them was not copied at the stop; empty if unknown.
     """
 
     number: int
@@ -39,6 +40,7 @@ class History:
     cold_reason: str = ""
     lost_steps: int | None = None
     lost_ms: int | None = None
+    lost_reason: str = ""
 
 
 def spent_ms(begin: float | None, end: float | None) -> int | None:
@@ -103,6 +105,7 @@ def slowest(one: History, other: History) -> History:
         first_step_ms=None if step is None else max(1, step),
         lost_steps=longest(one.lost_steps, other.lost_steps),
         lost_ms=longest(one.lost_ms, other.lost_ms),
+        lost_reason=one.lost_reason or other.lost_reason,
     )
 
 
@@ -126,8 +129,8 @@ def _with_lost(history: History, running: list[Member]) -> History:
     reporting = [member for member in running if member.lost_steps >= 0]
     if not reporting or history.lost_ms is not None:
         return history
-    steps, ms = max((member.lost_steps, member.lost_ms) for member in reporting)
-    return replace(history, lost_steps=steps, lost_ms=ms)
+    steps, ms, reason = max((row.lost_steps, row.lost_ms, row.lost_reason) for row in reporting)
+    return replace(history, lost_steps=steps, lost_ms=ms, lost_reason=reason if steps else "")
 
 
 def _runs(member: Member, history: History) -> bool:

@@ -93,10 +93,10 @@ def test_first_round_is_joinable_then_final():
         ("job-0", "running", 0, "rack-a")
     ]
     assert [(r.number, r.cause.kind, r.start_ms) for r in view.rounds] == [(1, "start", 30)]
-    told.tells(first_step_ms=80, lost_steps=2, lost_ms=500)
+    told.tells(first_step_ms=80, lost_steps=2, lost_ms=500, lost_reason="Cost")
     [found] = told.view().rounds
     assert (found.start_ms, found.first_step_ms) == (30, 80)
-    assert (found.lost_steps, found.lost_ms) == (2, 500)
+    assert (found.lost_steps, found.lost_ms, found.lost_reason) == (2, 500, "Cost")
 
 
 def test_failure_is_reported_with_traceback_and_opens_next_round():

@@ -13,6 +13,7 @@ from elasticjob.layout import (
     MAX_METRICS,
     MAX_STEP,
     NO_ROOM,
+    Loss,
     SnapshotReport,
     pack,
     pack_names,
@@ -131,15 +132,15 @@ def test_snapshots_of_a_node_are_those_that_all_its_workers_have() -> None:
 
 def test_lost_steps_are_reported_with_the_first_step_of_all_workers() -> None:
     driven = running()
-    lost = SnapshotReport(restored=4, lost=2, lost_ms=300)
+    lost = SnapshotReport(restored=4, lost=2, lost_ms=300, loss=Loss.STEPS_SKIPPED)
     early = WorkersProgressed(1, {0: WorkerProgress(snapshots=lost)}, UTC_MS)
     driven.feed(early)
     local = driven.only(ReportLocal)[-1].local
-    assert (local.lost_steps, local.lost_ms) == (-1, 0)
+    assert (local.lost_steps, local.lost_ms, local.lost_reason) == (-1, 0, "")
     driven.feed(snapped(5, lost, SnapshotReport(restored=4)), after=0.1)
     local = driven.only(ReportLocal)[-1].local
     assert local.first_step_ms
-    assert (local.lost_steps, local.lost_ms) == (2, 300)
+    assert (local.lost_steps, local.lost_ms, local.lost_reason) == (2, 300, "StepsSkipped")
 
 
 def test_snapshots_are_reported_with_the_first_step_of_all_workers() -> None:
@@ -165,7 +166,7 @@ def test_report_in_the_progress_file_is_bounded(tmp_path: Path) -> None:
     files.file(1, 0).write_bytes(record + pack_report(huge))
     found = files.read(1, 1)[0]
     assert found.step == 3
-    assert found.snapshots == (-1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP)
+    assert found.snapshots == (-1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP, Loss.UNKNOWN)
     files.file(1, 0).write_bytes(record)
     assert files.read(1, 1)[0].snapshots is None
 

@@ -15,7 +15,7 @@ COLD = "the command changed"
 LOST = History(
     2, Cause(CauseKind.LOSS, ("job-2",), "gone"), 2, 9_500, detect_ms=1, stop_ms=2, join_ms=3,
     start_ms=4, confirm_ms=5, first_step_ms=6, backoff_ms=7, cold_nodes=1, cold_reason=COLD,
-    lost_steps=2, lost_ms=800,
+    lost_steps=2, lost_ms=800, lost_reason="Cost",
 )  # fmt: skip
 MEMBERS = [Member(f"uid-{n}", "s", f"job-{n}", "host", 1, slots=2) for n in range(2)]
 
@@ -46,6 +46,7 @@ def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
             "coldReason": COLD,
             "lostSteps": 2,
             "lostMs": 800,
+            "lostReason": "Cost",
             "recoveryMs": 22,
             "finalTime": "1970-01-01T00:00:09.500Z",
             "seats": [

@@ -384,6 +384,23 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "11:59:00 UTC on 2026-01-31, recovered in 40 ms (start 40 ms), lost 2 steps (0.4 s of "
         "work).",
     ),
+    "the reason for lost steps": (
+        observed(
+            *running(5),
+            view=final_round(
+                5,
+                3,
+                rounds=(
+                    TRAINED,
+                    replace(SEEN_LOST, lost_steps=2, lost_ms=400, lost_reason="NoOptimizers"),
+                ),
+            ),
+        ),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 was lost at "
+        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (start 40 ms), lost 2 steps (0.4 s of "
+        "work), without a copy at the stop: Snapshots was given no optimizers.",
+    ),
     "a minimum of lost steps": (
         observed(
             *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(SEEN_LOST, lost_steps=1)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.layout import Loss
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.observed.state import UNREADABLE, RendezvousView
 from elasticjob_operator.domain.status.next_status import next_status
@@ -229,6 +230,14 @@ def test_explanation_has_the_lost_steps_of_the_last_interruption() -> None:
 )
 def test_lost_steps_in_words(steps: int, ms: int, text: str) -> None:
     assert lost_text(steps, ms) == text
+    assert lost_text(steps, ms, "OfANewerRelease") == text
+
+
+@pytest.mark.parametrize("loss", [each for each in Loss if each])
+def test_each_reason_for_lost_steps_has_a_text(loss: Loss) -> None:
+    text = lost_text(2, 400, loss.reason)
+    assert text.startswith("lost 2 steps (0.4 s of work), without a copy at the stop: ")
+    assert lost_text(0, 0, loss.reason) == "lost no step"
 
 
 @pytest.mark.parametrize(

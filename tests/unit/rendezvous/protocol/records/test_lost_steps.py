@@ -64,9 +64,9 @@ def test_large_numbers_of_steps_are_kept_in_records() -> None:
 BEGUN = History(2, Cause(CauseKind.LOSS), 2)
 
 
-def reporter(name: str, **fields: int) -> Member:
+def reporter(name: str, reason: str = "", **fields: int) -> Member:
     base = Member(name, "s", name, "host", 1, state=MemberState.RUNNING, round=2, start_ms=30)
-    return replace(base, **fields)  # type: ignore[arg-type]
+    return replace(base, lost_reason=reason, **fields)  # type: ignore[arg-type]
 
 
 def test_lost_steps_are_the_most_that_a_member_reports_at_the_first_step() -> None:
@@ -78,6 +78,17 @@ def test_lost_steps_are_the_most_that_a_member_reports_at_the_first_step() -> No
     assert (known.first_step_ms, known.lost_steps, known.lost_ms) == (80, 2, 300)
     again = after_start(known, [replace(survivor, lost_steps=9), newcomer])
     assert again.lost_steps == 2
+
+
+def test_reason_for_lost_steps_is_that_of_the_workers() -> None:
+    begun = [reporter(name, "Cost", first_step_ms=80, lost_steps=2) for name in "ab"]
+    known = after_start(BEGUN, begun)
+    assert known.lost_reason == "Cost"
+    assert decode(History, "key", encode(known)) == known
+    assert decode(Member, "key", encode(begun[0])) == begun[0]
+    none = after_start(BEGUN, [reporter("a", "Cost", first_step_ms=80, lost_steps=0)])
+    assert (none.lost_steps, none.lost_reason) == (0, "")
+    assert slowest(none, known).lost_reason == slowest(known, none).lost_reason == "Cost"
 
 
 def test_lost_steps_are_unknown_without_a_report() -> None:
