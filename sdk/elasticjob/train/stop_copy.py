@@ -31,6 +31,8 @@ from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
 from elasticjob.train.part_files import StateChanged, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
@@ -356,7 +358,6 @@ class StopCopy:
         try:
             is_finished = bool(left) and self._finish_step(left)
             if kind != END_STEP:
-                # The step that has ended is held already, or cannot be.
                 self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
             if kind != AT_ONCE and self.replication is not None:
                 self.replication.flush_steps(FLUSH_SECONDS)  # this node may leave
@@ -411,8 +412,7 @@ class StopCopy:
         return min(COPY_SECONDS, 1.0 + 3 * self._copy_seconds(self._size) + 2 * step)
 
     def _is_worth_it(self, size: int) -> bool:
-        """Return True if a copy takes less time than the steps since the last snapshot, else record
-        the loss."""
+        """Return True if a copy takes less time than the steps that it saves; else record it."""
         needed = self._copy_seconds(size)
         is_worth_it = needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
         if not is_worth_it:

@@ -494,3 +494,36 @@ def test_copies_of_steps_take_no_room_of_snapshots(
     monkeypatch.setattr(ReplicaBuffers, "free_bytes", lambda _: 10)
     buffers.commit_step(own(2), small(2))
     assert steps_at(buffers) == {1}
+
+
+def test_flush_waits_until_the_last_step_is_sent(
+    buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    sender = StepSender(address, KEY, 1, rate=1.0)  # a pause of minutes between two steps
+    for step in (1, 2):
+        sender.offer(own(step), small(step))
+    sender.flush(PATIENCE_SECONDS)
+    assert not sender._waiting
+    await_steps(buffers, {1, 2})
+    sender.close()
+
+
+def test_flush_gives_up_a_peer_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "RETRY_SECONDS", PATIENCE_SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    sender = StepSender(address, KEY, 1, RATE)
+    sender.offer(own(1), small(1))
+    sender.flush(PATIENCE_SECONDS)
+    assert not sender._waiting
+    sender.close()
+
+
+def test_newer_connection_of_a_rank_ends_the_one_before_it(address: tuple[str, int]) -> None:
+    named = links._packed(Part(Version(0, 0), 1, 0, 0), None, Body(0, []))
+    with socket.create_connection(address, PATIENCE_SECONDS) as first:
+        links._introduced(first, KEY, b"steps", named)
+        with socket.create_connection(address, PATIENCE_SECONDS) as second:
+            links._introduced(second, KEY, b"steps", named)
+            first.settimeout(PATIENCE_SECONDS)
+            assert first.recv(1) == b""

@@ -867,6 +867,15 @@ def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None
         memory.commit(part(3, SHARED, 2), body(3, 20_000))
 
 
+def test_copies_of_other_ranks_steps_make_room_for_the_own_parts(tmp_path: Path) -> None:
+    size = RECORD_BYTES + 3 + 10_000
+    memory = MemoryBuffers(tmp_path, 0, 2 * size + 100)
+    ReplicaBuffers(tmp_path).commit_step(own(1, 1, 2), body(1, 10_000))
+    for step in (1, 2):
+        memory.commit_own(own(step, 0, 2), body(step, 10_000))
+    assert {path.name for path in tmp_path.glob("*.[01]")} == {"own-0.0", "own-0.1"}
+
+
 def test_copy_at_a_stop_waits_for_own_parts_of_ranks_that_are_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

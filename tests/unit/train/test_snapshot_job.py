@@ -497,6 +497,42 @@ def test_snapshot_before_a_planned_stop_keeps_the_interval_of_the_regular_ones(
     assert (plan.version.step, interval_before(plan, offers)) == (13, 10)
 
 
+def flags(job: Job) -> int:
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    return record.flags
+
+
+def test_closed_snapshots_offer_to_keep_nothing(job: Job) -> None:
+    snapshots = job.started(every_steps=100)
+    snapshots.save(1, {"x": 1}, 1)
+    assert flags(job) == layout.KEEPS
+    snapshots.close()
+    assert flags(job) == 0
+
+
+def test_state_that_turns_out_to_be_on_a_device_is_kept_before_planned_stops(job: Job) -> None:
+    """The optimizers are unknown at the restore."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, device="meta"))])
+    snapshots = job.started(every_seconds=1000, optimizers=lambda: optimizer)
+    for step in range(1, 40):
+        snapshots.save(step, {"x": step}, step)
+    assert flags(job) == layout.KEEPS
+
+
+def test_time_to_save_before_a_planned_stop_counts_from_the_request(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = train.link()
+    assert link.stop_seconds == 0.0
+    asked(job, point=5, seconds=30.0)
+    now = time.monotonic()
+    for passed in (0.0, 10.0):
+        monkeypatch.setattr(time, "monotonic", lambda passed=passed: now + passed)
+        assert not link.stops_unasked(in_memory=True)
+        assert link.stop_seconds == 30.0 - passed
+
+
 def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
     snapshots = job.started(every_steps=100, optimizers=optimizer)
