@@ -39,7 +39,6 @@ _FORKS = frozenset({"os.fork", "os.forkpty"})
 _REAPS = ("system", "wait", "waitpid", "wait3", "wait4")
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
 MOST_REASONS = 4
-_C_READERS = frozenset({"getenv", "secure_getenv", "environ"})
 _C_NUMBERS = frozenset({"getpid", "gettid", "getpgid", "getpgrp", "getsid", "syscall"})
 _TRUSTED_FILE = ("", "")
 """Reason and module of a file that a trusted package created: its creator may change it."""
@@ -171,8 +170,8 @@ class Effects:
         effects += [Effect(*each) for each in self.identifiers.found()]
         if not self._startup:
             loaded = {name.partition(".")[0] for name in set(sys.modules) - self._modules}
-            packages = {name for name in loaded - TRUSTED if not is_python_module(name)}
-            replaced = self.replacements.found(packages) if packages else []
+            packages = {name for name in loaded if not is_python_module(name)}
+            replaced = self.replacements.found(packages) if packages - TRUSTED else []
             changes = self.settings.found(packages) + replaced
             effects += [Effect(*each) for each in changes + self.thread_counts.found()]
         return list(dict.fromkeys(effects))
@@ -233,9 +232,7 @@ class Effects:
     def _calls_c(self, library: Any, name: Any) -> None:
         """Record a function of a C library that Python code is about to call."""
         self.thread_counts.symbol(library, name)
-        if name in _C_READERS:
-            self._notice("reads the environment in C")
-        elif name in _C_NUMBERS:
+        if name in _C_NUMBERS:
             self.identifiers.numbered()
 
     def _opens(self, path: Any, mode: Any, flags: int) -> None:

@@ -23,9 +23,13 @@ _MODULES = frozenset(setting.of for setting in SETTINGS)
 _LARGE_MODULES = frozenset(setting.of for setting in LARGE_SETTINGS)
 _BY_NAME = {setting.name: setting for setting in (*SETTINGS, *LARGE_SETTINGS)}
 _ACCEPTED = frozenset(
-    {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
-)
-"""Modules of a framework that change only the format of warnings."""
+    {
+        "lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings",
+        "lightning.fabric.wrappers", "lightning_fabric.wrappers",
+    }
+)  # fmt: skip
+"""Modules of a framework that change only the format of warnings, and that record the arguments of
+`torch.compile`."""
 _LIBRARIES = frozenset(
     {
         "torch", "torch.nn.functional", "torch.nn.init", "torch.nn.modules.module",
@@ -43,6 +47,9 @@ the hooks of `sys` and `warnings` there are settings."""
 _SET_BY_OTHERS = _LIBRARIES | {"http.client", "logging", "shutil", "socket", "subprocess"}
 """Modules whose public values, and those of their classes, packages set."""
 _VALUES = (bool, int, float, str, type(None))
+_PRIVATE = frozenset({"typing", "multiprocessing", "importlib", "ctypes", "abc", "inspect"})
+"""Packages of Python whose private functions others replace by better ones of the same effect, as
+typing_extensions and joblib do."""
 _OWN_VALUES = frozenset({"tempdir", "monitor"})
 """Public values that the functions of their module set."""
 _HEAP_TYPE = 1 << 9
@@ -111,9 +118,9 @@ class Settings:
     def found(self, packages: Collection[str] = ()) -> list[tuple[str, str]]:
         """Return the settings that the import has changed, each with a module that did it.
 
-        `packages` are those other than trusted ones of which it has loaded modules.
+        `packages` are those of which it has loaded modules.
         """
-        large = _read(LARGE_SETTINGS) if packages else {}
+        large = _read(LARGE_SETTINGS) if not TRUSTED.issuperset(packages) else {}
         return [
             (f"changes {name} when it is imported", "")
             for name in _changed(_without(self._large, packages), _without(large, packages))
@@ -149,7 +156,9 @@ class Replacements:
 
     def loaded(self, name: str) -> None:
         """Record the functions of that module, which its own import determines."""
-        if name not in sys.modules or not (name in _LIBRARIES or is_python_module(name)):
+        if name not in sys.modules or name in ("sys", "warnings", "__main__"):
+            return
+        if not (name in _LIBRARIES or is_python_module(name)):
             return
         module: Any = sys.modules[name]
         names = dict(names_of(module))
@@ -164,7 +173,7 @@ class Replacements:
     def found(self, packages: Collection[str] = ()) -> list[tuple[str, str]]:
         """Return the replaced functions, each with the module that has the new one, and values.
 
-        Replacements by trusted packages do not count; `packages` are others of which modules have
+        Replacements by trusted packages do not count; `packages` are those of which modules have
         been loaded.
         """
         found = []
@@ -174,10 +183,11 @@ class Replacements:
                 self.loaded(name)
             for key, function in (each for replaced in changed for each in replaced):
                 if type(function) in _VALUES:
-                    found += [(f"sets {key} when it is imported", "")] if packages else []
+                    if not TRUSTED.issuperset(packages):
+                        found.append((f"sets {key} when it is imported", ""))
                     continue
                 maker = _maker(function)
-                if maker.partition(".")[0] not in TRUSTED:
+                if maker.partition(".")[0] not in TRUSTED and maker not in _ACCEPTED:
                     maker = "" if is_python_module(maker) else maker
                     found.append((f"replaces {key} when it is imported", maker))
         return found
@@ -199,9 +209,11 @@ def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str
 
 def _is_replaced(name: str, before: Any, now: Any) -> bool:
     """Return True for a function, and for a public value that its module does not set itself."""
-    if type(before) not in _VALUES:
-        return callable(before)
     place, _, key = name.rpartition(".")
+    if type(before) not in _VALUES:
+        private = key.startswith("_") and not key.endswith("__")
+        seldom = private and place.partition(".")[0] in _PRIVATE
+        return callable(before) and not seldom
     of = place if place in _SET_BY_OTHERS else place.rpartition(".")[0]
     if of not in _SET_BY_OTHERS or key.startswith("_") or key in _OWN_VALUES:
         return False
@@ -211,7 +223,7 @@ def _is_replaced(name: str, before: Any, now: Any) -> bool:
 def _maker(function: Any) -> str:
     """Return the name of the module whose code the function or class is; empty if unknown."""
     kind = type(function)
-    if kind is MethodType:
+    if kind in (MethodType, staticmethod, classmethod):
         return _maker(function.__func__)
     if kind is FunctionType:
         return str(function.__globals__.get("__name__", ""))

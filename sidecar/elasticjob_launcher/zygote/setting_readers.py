@@ -163,6 +163,19 @@ def _is_importable(name: str) -> bool:
         return False
 
 
+def _pandas_options(module: Any) -> dict[str, Any]:
+    """Return the options by their names; parts of pandas that are loaded later add others."""
+    todo, found = [("", module._config.config._global_config)], {}
+    while todo:
+        prefix, options = todo.pop()
+        for name, value in options.items():
+            if isinstance(value, dict):
+                todo.append((f"{prefix}{name}.", value))
+            else:
+                found[f"{prefix}{name}"] = value
+    return found
+
+
 def _program_names(module: Any) -> list[Any]:
     return [(name, id(value)) for name, value in vars(module).items() if name != "__file__"]
 
@@ -254,7 +267,7 @@ SETTINGS = (
         lambda module: dict(module._levelToName),
         _differ_in_common,
     ),
-    Setting("_csv", "the size of fields in csv files", lambda module: module.field_size_limit()),
+    Setting("csv", "the size of fields in csv files", lambda module: module.field_size_limit()),
     Setting(
         "warnings",
         "the display of warnings",
@@ -299,7 +312,7 @@ SETTINGS = (
 LARGE_SETTINGS = (
     Setting("logging", "the loggers of others", _loggers, _is_of_others),
     Setting("__main__", "the names of the program", _program_names),
-    Setting("pandas._config.config", "pandas' options", lambda module: str(module._global_config)),
+    Setting("pandas", "pandas' options", _pandas_options, _differ_in_common),
     Setting(
         "matplotlib", "matplotlib's parameters", lambda module: dict(dict.items(module.rcParams))
     ),

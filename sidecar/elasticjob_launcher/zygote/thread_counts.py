@@ -24,7 +24,8 @@ _SETTERS = {
     "pyarrow": ("set_cpu_count", "set_io_thread_count"),
     "pyarrow.lib": ("set_cpu_count", "set_io_thread_count"),
 }
-"""Functions, by module, that set the number of threads of its library in C."""
+"""Functions, by module, that set the number of threads of its library in C, or a mode of the
+processor."""
 _LIMITERS = {"threadpoolctl": "set_num_threads"}
 """Methods of the classes of a module that set the number of threads of other libraries."""
 _SYMBOLS = re.compile("(omp|kmp|mkl)_set_|set_num_threads|set_threading_layer", re.IGNORECASE)
@@ -65,7 +66,7 @@ class ThreadCounts:
     def found(self) -> list[tuple[str, str]]:
         """Return the calls, each with the module that made it."""
         return [
-            (f"sets a number of threads ({called}) when it is imported", module)
+            (f"sets a number of threads or a mode in C ({called}) when it is imported", module)
             for module, called in self._noted.items()
         ]
 

@@ -250,9 +250,12 @@ class _File(Scope):
             for inner in nodes(each) if isinstance(each, ast.AST) else ():
                 if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                     self.forget(inner.id)
-                elif isinstance(inner, ast.Subscript) and not isinstance(inner.ctx, ast.Load):
-                    if self.is_environ(inner.value):
-                        self._put(inner, key_of(inner), None, False)
+                elif (
+                    isinstance(inner, ast.Subscript)
+                    and not isinstance(inner.ctx, ast.Load)
+                    and self.is_environ(inner.value)
+                ):
+                    self._put(inner, key_of(inner), None, False)
 
     def _assign(self, node: Any, certain: bool) -> None:
         value = getattr(node, "value", None)
@@ -333,15 +336,16 @@ class _File(Scope):
                 self._operands(each, certain)
             elif isinstance(each, ast.IfExp):
                 holds = self._truth(each.test, certain)
-                for part, chosen in ((each.body, True), (each.orelse, False)):
+                for branch, chosen in ((each.body, True), (each.orelse, False)):
                     if holds in (None, chosen):
-                        self._expression(part, certain and holds is chosen)
+                        self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
                 called = getattr(each, "func", None)
                 for part, always in parts_in_order(each):
+                    followed: Any = part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
-                        part = getattr(part, "value", None)  # not a function that is passed on
-                    self._expression(part, certain and always)
+                        followed = getattr(part, "value", None)  # no function that is passed on
+                    self._expression(followed, certain and always)
                 self._after_parts(each, certain)
 
     def _operands(self, node: ast.BoolOp, certain: bool) -> None:

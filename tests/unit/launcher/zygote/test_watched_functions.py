@@ -147,7 +147,8 @@ def test_number_of_threads_set_through_a_limiter_is_of_the_module_that_uses_it(
     assert library.number == 4
     assert counts.found() == [
         (
-            "sets a number of threads (threadpoolctl.set_num_threads) when it is imported",
+            "sets a number of threads or a mode in C (threadpoolctl.set_num_threads) "
+            "when it is imported",
             "odd_pkg",
         )
     ]
