@@ -194,17 +194,32 @@ class Replacements:
 
 
 def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the new functions in place of those that the module or class had."""
+    """Return the new functions in place of those that the module or class had or inherited."""
     now = names_of(holder)
-    if all(map(is_, now.values(), before.values())):  # in the same order
+    same = all(map(is_, now.values(), before.values()))  # in the same order
+    if same and (len(now) == len(before) or not issubclass(type(holder), type)):
         return []
+    inherited = _inherited(holder) if len(now) > len(before) else {}
     return [
+        (f"{place}.{name}", now[name])
+        for name in list(now)
+        if name not in before and name in inherited and callable(now[name])
+    ] + [
         (f"{place}.{name}", now[name])
         for name, value in before.items()
         if name in now
         and now[name] is not value
         and _is_replaced(f"{place}.{name}", value, now[name])
     ]
+
+
+def _inherited(holder: Any) -> dict[str, Any]:
+    """Return the methods that a class inherits; nothing for a module."""
+    bases = type.mro(holder)[1:-1] if issubclass(type(holder), type) else []
+    found = {}
+    for base in bases:
+        found.update({name: each for name, each in names_of(base).items() if callable(each)})
+    return found
 
 
 def _is_replaced(name: str, before: Any, now: Any) -> bool:

@@ -1,7 +1,7 @@
 """Standby and CUDA: a process in which CUDA was started never forks workers.
 
 The responsible import is left to the workers. There is no GPU: the driver is a fake with NVIDIA's
-answers, and torch a fake with torch's rule that a process which _counted devices has no children
+answers, and torch a fake with torch's rule that a process which counted devices has no children
 that may use them.
 """
 

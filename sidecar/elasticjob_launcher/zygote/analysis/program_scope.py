@@ -66,7 +66,7 @@ class Scope(Values):
             self.names.pop(name, None)
 
     def forget(self, name: Any) -> None:
-        """Forget the value and the import of a name that a statement binds."""
+        """Forget the value and the import of a rebound name."""
         self.names.pop(name, None)
         self._imported.pop(name, None)
 
@@ -76,7 +76,7 @@ class Scope(Values):
         self.names = {name: self.names[name] for name in kept if name in self.names}
 
     def bind_imports(self, node: Any) -> None:
-        """Record the names that an import statement binds."""
+        """Record the names of an import statement."""
         module = (getattr(node, "module", None) or "").rpartition(".")[2]
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]

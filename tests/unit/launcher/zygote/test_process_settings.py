@@ -134,7 +134,8 @@ def test_method_of_a_class_from_a_private_part_of_a_module_is_observed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python 3.13 defines `pathlib.Path` in `pathlib._local`."""
-    path = type("Path", (), {"__module__": "pathlib._local", "exists": lambda self: True})
+    base = type("PathBase", (), {"__module__": "pathlib._abc", "is_dir": lambda self: True})
+    path = type("Path", (base,), {"__module__": "pathlib._local", "exists": lambda self: True})
     other = type("Other", (), {"__module__": "pathlibs", "exists": lambda self: True})
     monkeypatch.setitem(
         sys.modules, "pathlib", cast("Any", SimpleNamespace(Path=path, Other=other))
@@ -143,8 +144,11 @@ def test_method_of_a_class_from_a_private_part_of_a_module_is_observed(
     replacements.start()
     for kind in (path, other):
         monkeypatch.setattr(kind, "exists", lambda self: False)
-    assert [reason for reason, _ in replacements.found()] == [
-        "replaces pathlib.Path.exists when it is imported"
+    monkeypatch.setattr(path, "is_dir", lambda self: False)
+    monkeypatch.setattr(path, "is_odd", lambda self: False, raising=False)
+    assert sorted(reason for reason, _ in replacements.found()) == [
+        "replaces pathlib.Path.exists when it is imported",
+        "replaces pathlib.Path.is_dir when it is imported",
     ]
 
 
