@@ -245,7 +245,7 @@ class _File(Scope):
     # --- names and variables
 
     def _forget_names(self, node: Any) -> None:
-        """Forget the names and variables to which a statement assigns unknown values."""
+        """Drop the values of names and variables to which a statement assigns unknown ones."""
         for each in node if isinstance(node, list) else [node]:
             for inner in nodes(each) if isinstance(each, ast.AST) else ():
                 if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):

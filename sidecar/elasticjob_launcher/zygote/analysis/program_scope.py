@@ -66,7 +66,7 @@ class Scope(Values):
             self.names.pop(name, None)
 
     def forget(self, name: Any) -> None:
-        """Forget the value and the import of a rebound name."""
+        """Drop the value and the import of a rebound name."""
         self.names.pop(name, None)
         self._imported.pop(name, None)
 
