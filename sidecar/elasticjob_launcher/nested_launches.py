@@ -30,7 +30,7 @@ from elasticjob_launcher.program_files import (
 from elasticjob_launcher.program_functions import ProgramFunctions
 from elasticjob_launcher.program_names import FUNCTIONS, Function, Source
 from elasticjob_launcher.started_commands import commands_of_call, launcher_of_command, reference
-from elasticjob_launcher.zygote.environment_changes import nodes
+from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import dotted
 
 _MAX_DEPTH = 12

@@ -17,7 +17,7 @@ from elasticjob_launcher.command_line.launchers import (
 )
 from elasticjob_launcher.program_names import Source
 from elasticjob_launcher.started_commands import reference
-from elasticjob_launcher.zygote.environment_changes import nodes
+from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import added_folders, is_python_module
 
 MAX_FILES = 50

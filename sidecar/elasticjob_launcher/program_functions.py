@@ -16,7 +16,7 @@ from elasticjob_launcher.program_names import (
     Source,
 )
 from elasticjob_launcher.started_commands import reference
-from elasticjob_launcher.zygote.environment_changes import nodes
+from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 
 _GROUP = frozenset({"init_process_group", "init_distributed", "DistributedDataParallel", "DDP"})
 

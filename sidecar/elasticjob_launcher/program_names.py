@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.started_commands import UNKNOWN, Names, Written, reference
-from elasticjob_launcher.zygote.environment_changes import nodes
+from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import dotted
 
 UNKNOWN_VALUE = Written((UNKNOWN,), 0)

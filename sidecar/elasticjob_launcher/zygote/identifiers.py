@@ -6,6 +6,7 @@ Covers random numbers, seeds, identifiers, and a process number or time that a m
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import random
 import re
@@ -51,7 +52,17 @@ _NUMBERS = (
     *((os, name) for name in ("getpid", "getpgrp", "getpgid", "getsid")),
     (threading, "get_native_id"),
 )
-_PROCESSOR_TIMES = ("process_time", "process_time_ns", "thread_time", "thread_time_ns")
+_CLOCKS = {
+    **dict.fromkeys(
+        ("process_time", "process_time_ns", "thread_time", "thread_time_ns"), "its processor time"
+    ),
+    **dict.fromkeys(
+        ("monotonic_ns", "perf_counter_ns", "clock_gettime", "clock_gettime_ns"),
+        "the time of its import",
+    ),
+}
+"""Functions of `time` whose results are recorded, with their meaning: small numbers, or integers
+as they are also calculated."""
 
 
 class Identifiers:
@@ -70,7 +81,7 @@ class Identifiers:
         self._last_state: Any = None
         self._drawn: deque[str] = deque(maxlen=MOST_DRAWN)
         self._at_fork: list[dict[str, Any]] = []
-        self._times: set[float] = set()
+        self._times: dict[float, str] = {}
 
     def start(self) -> None:
         for name in GENERATORS:
@@ -82,9 +93,9 @@ class Identifiers:
         ):  # fmt: skip
             report(holder, name, self._draws, self._keep)
         for holder, name in _NUMBERS:
-            report(holder, name, self._numbers)
-        for name in _PROCESSOR_TIMES:
-            report(time, name, keep=self._keep_time)
+            report(holder, name, self.numbered)
+        for name, meaning in _CLOCKS.items():
+            report(time, name, keep=functools.partial(self._keep_time, meaning))
         if self._exit_functions:
             report(atexit, "register", self._registers)
         self._watched.put(os, "register_at_fork", self._deferring(os.register_at_fork))
@@ -204,9 +215,9 @@ class Identifiers:
         if len(data) >= _TELLING_BYTES:
             self._drawn.append(data[:_TELLING_BYTES].hex())
 
-    def _keep_time(self, read: float) -> None:
+    def _keep_time(self, meaning: str, read: float) -> None:
         if len(self._times) < MOST_TIMES:
-            self._times.add(read)
+            self._times[read] = meaning
 
     def _draws(self, *args: Any, **options: Any) -> None:
         self._note(_DRAWS, unless="tempfile")
@@ -214,7 +225,8 @@ class Identifiers:
     def _registers(self, *args: Any, **options: Any) -> None:
         self._note("registers a function for the end of the program (atexit)", unless="weakref")
 
-    def _numbers(self, *args: Any, **options: Any) -> None:
+    def numbered(self, *args: Any, **options: Any) -> None:
+        """Record that a package may have read the process number."""
         package = calling_module().partition(".")[0]
         if package:
             self._numbered.add(package)
@@ -253,14 +265,19 @@ def _only_reseeds(options: Mapping[str, Any]) -> bool:
     return len(options) == 1 and "seed" in str(name).lower()
 
 
-def calling_module(unless: str = "") -> str:
-    """Return the module that makes a call; empty for Python and trusted packages."""
+def calling_module(unless: str = "", beyond: str = "") -> str:
+    """Return the module that makes a call; empty for Python and trusted packages.
+
+    With `beyond`, a package whose function it is, the module that calls that package; empty while
+    the package itself is imported.
+    """
     frame: Any = sys._getframe()
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
     while frame is not None and not _is_ours(frame):
         name = str(frame.f_globals.get("__name__", ""))
-        if not is_python_module(name):
+        passed_over = bool(beyond) and name.partition(".")[0] == beyond
+        if not (passed_over or is_python_module(name)):
             return "" if name.partition(".")[0] in TRUSTED or name in REDRAWN else name
         if name == unless or frame.f_code.co_name == "<module>":
             return ""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,26 +16,30 @@ from os import getpid
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.child_files import ChildFiles
-from elasticjob_launcher.zygote.fork_safety import memory_maps, thread_count
+from elasticjob_launcher.zygote.fork_safety import thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
-from elasticjob_launcher.zygote.process_settings import Replacements, Settings, ThreadCounts
+from elasticjob_launcher.zygote.process_settings import Replacements, Settings
+from elasticjob_launcher.zygote.process_state import (
+    IPC,
+    PROCESS_LINES,
+    SIGNAL_LINES,
+    has_children,
+    is_channel,
+    left_running,
+    process_state,
+    process_status,
+)
 from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
+from elasticjob_launcher.zygote.thread_counts import ThreadCounts
 from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_SHARED = re.compile(r" .w.s \S+ \S+ (\d+) *(.*)")
-_NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _FORKS = frozenset({"os.fork", "os.forkpty"})
 _REAPS = ("system", "wait", "waitpid", "wait3", "wait4")
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
-_STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
-_THREADS = "Threads"
-_OF_THREADS = 0b11 << 31
-"""Signals 32 and 33, whose handlers the C library installs with the first thread of any library."""
-_IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
+_C_NUMBERS = frozenset({"getpid", "gettid", "getpgid", "getpgrp", "getsid", "syscall"})
 _TRUSTED_FILE = ("", "")
 """Reason and module of a file that a trusted package created: its creator may change it."""
 
@@ -69,6 +71,7 @@ class Effects:
         self.thread_counts = ThreadCounts(self._watched)
         self._status: dict[str, str] = {}
         self._threads = 1
+        self._modules: frozenset[str] = frozenset()
         self.temporary: list[str] = []
         self._numbered: list[str] = []
         self._child_files = ChildFiles(calling_module)
@@ -82,6 +85,7 @@ class Effects:
         self._spawned = False
         self._starters: list[str] = []
         self._signal_changers: list[str] = []
+        self._process_changers: list[str] = []
         self._child_files.clear()
 
     def start(self) -> None:
@@ -92,12 +96,21 @@ class Effects:
         self.identifiers.start()
         for name in ("mkfifo", "mknod"):  # without an audit event
             self._watched.report(os, name, self._makes_node)
+        self._watch_logging()
         for name in _REAPS:
             self._watched.report(os, name, keep=self._reaps)
         self.thread_counts.start()
         self.replacements.start()
-        self._before = _state()
-        self._status, self._threads = _process_status(), thread_count()
+        self._before = process_state()
+        self._status, self._threads = process_status(), thread_count()
+
+    def _watch_logging(self) -> None:
+        """Report configurations, which may disable loggers that a program has made before."""
+        for name in ("dictConfig", "fileConfig"):
+            self._watched.report(sys.modules.get("logging.config"), name, self._configures)
+
+    def _configures(self, *args: Any, **options: Any) -> None:
+        self._notice("configures logging")
 
     def stop(self) -> None:
         self._active = False
@@ -109,6 +122,7 @@ class Effects:
         self.identifiers.begin()
         self.settings.begin()
         self.thread_counts.begin()
+        self._modules = frozenset(sys.modules)
         self._active = True
 
     def module_loaded(self, name: str) -> None:
@@ -116,10 +130,12 @@ class Effects:
         if getpid() != self._pid:
             return  # a worker loads what the standby has looked for
         self.settings.module_loaded(name)
-        self.replacements.loaded(name)
         if self._active:
             self.thread_counts.loaded(name)
-        now, before = _process_status(), self._status
+            if name == "logging.config":
+                self._watch_logging()
+        self.replacements.loaded(name)
+        now, before = process_status(), self._status
         self._status = now
         if now == before:
             return
@@ -127,17 +143,19 @@ class Effects:
             threads, self._threads = self._threads, thread_count()
             if self._threads > threads:
                 self._starters.append(name)
-        if any(now.get(line) != before.get(line) for line in _STATUS):
+        if any(now.get(line) != before.get(line) for line in SIGNAL_LINES):
             self._signal_changers.append(name)
+        if any(now.get(line) != before.get(line) for line in PROCESS_LINES):
+            self._process_changers.append(name)
 
     def found(self) -> list[Effect]:
         """Return the import's lasting effects; empty when it only loaded modules."""
         self._active = False
-        before, now = self._before, _state()
+        before, now = self._before, process_state()
         effects = self._differences(before, now)
         if effects:  # some of these objects may be garbage
             gc.collect()
-            now = _state()
+            now = process_state()
             effects = self._differences(before, now)
         self._before = now
         effects += self._files(now)
@@ -148,11 +166,14 @@ class Effects:
                 for path, module in self._child_files.found()
                 if not _is_cache(path)
             ]
-            effects += [Effect(reason, "") for reason in _left_running()]
+            effects += [Effect(reason, "") for reason in left_running()]
         effects += [Effect(*each) for each in self.identifiers.found()]
         if not self._startup:
-            for observer in (self.settings, self.replacements, self.thread_counts):
-                effects += [Effect(*each) for each in observer.found()]
+            loaded = {name.partition(".")[0] for name in set(sys.modules) - self._modules}
+            packages = {name for name in loaded if not is_python_module(name)}
+            replaced = self.replacements.found(packages) if packages - TRUSTED else []
+            changes = self.settings.found(packages) + replaced
+            effects += [Effect(*each) for each in changes + self.thread_counts.found()]
         return list(dict.fromkeys(effects))
 
     def clean_up(self) -> None:
@@ -183,6 +204,8 @@ class Effects:
             "fcntl.lockf": self._locks,
             "sqlite3.connect": self._connects,
             "socket.bind": self._binds,
+            "ctypes.dlsym": self._calls_c,
+            "sys.addaudithook": lambda: self._notice("adds an audit hook"),
             "subprocess.Popen": lambda program, words, folder, env: self._spawns(words, folder),
             "os.posix_spawn": lambda program, words, env: self._spawns(words),
             "os.system": self._spawns,
@@ -206,8 +229,21 @@ class Effects:
 
         return hook
 
+    def _calls_c(self, library: Any, name: Any) -> None:
+        """Record a function of a C library that Python code is about to call."""
+        self.thread_counts.symbol(library, name)
+        if name in _C_NUMBERS:
+            self.identifiers.numbered()
+
     def _opens(self, path: Any, mode: Any, flags: int) -> None:
-        if isinstance(path, int) or not flags & _WRITES:
+        if isinstance(path, int):
+            return
+        if not flags & _WRITES:
+            text = os.fsdecode(path)
+            if text in (f"/proc/{self._pid}/environ", "/proc/self/environ"):
+                self._notice(f"reads {text}")
+            elif text.startswith("/proc/"):
+                self.identifiers.numbered()
             return
         name = _absolute(path)
         if os.path.lexists(name):
@@ -279,7 +315,7 @@ class Effects:
         """Look for a process's files once it has ended: others make files of their own later."""
         ended = not isinstance(result, tuple) or result[0] != 0
         if ended and self._active and self._spawned and getpid() == self._pid:
-            self._child_files.ended({*self._made, *self._noted}, not _has_children())
+            self._child_files.ended({*self._made, *self._noted}, not has_children())
 
     def _make(self, name: str, kind: str, drawn: bool = False) -> None:
         """Record a creation; caches of trusted packages have the same names in every process.
@@ -301,6 +337,11 @@ class Effects:
             self._made.setdefault(name, (reason, maker))
         else:
             self._made.setdefault(name, _TRUSTED_FILE)
+
+    def _notice(self, reason: str) -> None:
+        """Record an action that counts unless it is one of Python or a trusted package."""
+        if calling_module():
+            self._note(reason, reason)
 
     def _note(self, key: str, reason: str) -> None:
         if not _is_cache(key):
@@ -332,16 +373,16 @@ class Effects:
             add("starts threads", self._starters)
         new = now["fds"] - before["fds"]
         links = sorted(link for _, link in new)
-        if any(_is_channel(link) for link in links):
+        if any(is_channel(link) for link in links):
             add("opens a socket or an event loop, which workers must not share")
         for link in links:
-            if not _is_channel(link):
+            if not is_channel(link):
                 add(f"keeps {link} open")
         for name in sorted(now["shared"] - before["shared"]):
             what = "a semaphore or shared memory" if name.startswith("/dev/") else "shared memory"
             add(f"makes {what}, which workers must not share ({name})")
         for kind, ident in sorted(now["ipc"] - before["ipc"]):
-            add(f"makes a System V {_IPC[kind]} ({ident})")
+            add(f"makes a System V {IPC[kind]} ({ident})")
         if now["children"] and not before["children"]:
             add("starts a process, which stays its child")
         if now["timers"] != before["timers"]:
@@ -352,6 +393,9 @@ class Effects:
             return effects
         if now["signals"] != before["signals"]:
             add("changes signal handlers or masks", self._signal_changers)
+        for what, value in now["process"].items():
+            if value != before["process"].get(what):
+                add(f"changes {what} of the process", self._process_changers)
         if now["folder"] != before["folder"]:
             add("changes the working directory")
         if now["finalizers"] - before["finalizers"]:
@@ -363,127 +407,6 @@ def described(effects: Sequence[Effect]) -> str:
     """Return the effects in words, at most the first few."""
     reasons = list(dict.fromkeys(each.reason for each in effects))
     return ", and it ".join(reasons[:MOST_REASONS])
-
-
-def _state() -> dict[str, Any]:
-    return {
-        "threads": thread_count(),
-        "fds": _descriptors(),
-        "shared": _shared_maps(),
-        "ipc": {(kind, ident) for kind in _IPC for ident in _system_v(kind)},
-        "children": _has_children(),
-        "signals": _signals(),
-        "timers": [signal.getitimer(which)[0] > 0 for which in _TIMERS],
-        "folder": _folder(),
-        "finalizers": _finalizers(),
-        "mp": _registry("multiprocessing.util", "_finalizer_registry"),
-    }
-
-
-def _descriptors() -> set[tuple[int, str]]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):  # the listing's own descriptor, already closed
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return {(fd, link) for fd, link in found if link not in _NO_FILES}
-
-
-def _is_channel(link: str) -> bool:
-    return link.startswith(("socket:", "anon_inode:[eventpoll]"))
-
-
-def _shared_maps() -> set[str]:
-    """Return the writable mappings that forks would share, by file and inode."""
-    # 00400000-0040b000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
-    found = (_SHARED.search(line) for line in memory_maps() if "s " in line)
-    return {f"{each[2]} {each[1]}".strip() for each in found if each}
-
-
-def _system_v(kind: str) -> set[str]:
-    """Return this user's System V identifiers; for shared memory, only those of this process."""
-    try:
-        with open(f"/proc/sysvipc/{kind}", encoding="ascii") as listed:  # noqa: PTH123
-            rows = [line.split() for line in listed]
-    except OSError:
-        return set()
-    names, pid, user = rows[0], str(getpid()), str(os.geteuid())
-    column, own = ("cpid", pid) if "cpid" in names else ("cuid", user)
-    return {row[1] for row in rows[1:] if row[names.index(column)] == own}
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _left_running() -> list[str]:
-    """Return a reason for a process of this session that is still running."""
-    own = getpid()
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        with suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{int(name)}/stat", "rb") as stat:  # noqa: PTH123
-                fields = stat.read().rpartition(b")")[2].split()
-            if int(fields[3]) == own and int(name) != own and fields[0] != b"Z":
-                return [f"starts a process that runs on ({name})"]
-    return []
-
-
-def _signals() -> list[Any]:
-    status = _process_status()
-    handlers: list[Any] = [signal.getsignal(each) for each in signal.valid_signals()]
-    return [*handlers, *(status.get(line) for line in _STATUS)]
-
-
-def _process_status() -> dict[str, str]:
-    """Return the kernel's record of this process's threads and signals."""
-    found = {}
-    with suppress(OSError), open("/proc/self/status", "rb") as status:  # noqa: PTH123
-        for line in status.read().decode("ascii", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name == "SigCgt":
-                found[name] = f"{int(value, 16) & ~_harmless_handlers():x}"
-            elif name == _THREADS or name in _STATUS:
-                found[name] = value.strip()
-    return found
-
-
-def _harmless_handlers() -> int:
-    """Return the mask of the signals whose handlers forks may inherit.
-
-    readline's handler of changes of the window's size records the change, for its own prompt.
-    """
-    known = signal.getsignal(signal.SIGWINCH)
-    of_readline = "readline" in sys.modules and known in (signal.SIG_DFL, None)
-    return _OF_THREADS | (1 << (signal.SIGWINCH - 1) if of_readline else 0)
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109
-    except OSError:
-        return ""
-
-
-def _finalizers() -> set[int]:
-    """Return the `weakref.finalize` objects that run at exit, without those of trusted packages."""
-    kind: Any = getattr(sys.modules.get("weakref"), "finalize", None)
-    entries = dict(getattr(kind, "_registry", ()))
-    return {
-        id(each)
-        for each, info in entries.items()
-        if info.atexit and _package(info.func) not in TRUSTED
-    }
-
-
-def _package(function: Any) -> str:
-    return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def _registry(module: str, name: str) -> set[Any]:
-    return set(getattr(sys.modules.get(module), name, ()))
 
 
 def _absolute(path: Any, dir_fd: Any = -1) -> str:

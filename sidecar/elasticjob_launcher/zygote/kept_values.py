@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
-from types import CodeType, ModuleType
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 MOST_VALUES = 200_000
+UNKNOWN_RANK = "elasticjob: rank of a worker"
+"""Value of the ranks in a copy of the whole environment that a package makes during its import."""
 _DEEP = 3
+_UNKNOWN_RANKS = (UNKNOWN_RANK, UNKNOWN_RANK.encode())
+_FEWEST_DIGITS = 6
+_CLOCK = re.compile(r"(?=(\d\d[-_:.h]\d\d[-_:.m]\d\d))")
+_DATE = re.compile(r"(?<!\d)\d{4}[-_./]?\d\d[-_./]?\d\d(?!\d)")
+_TICK_SECONDS = 0.02
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
 class DrawnValues:
     """Recogniser of values taken from the clock during an import, or from the process number.
 
-    `times` are the processor times that were read.
+    `times` are the times that were read from clocks without a known range, with their names.
     """
 
-    def __init__(self, began: tuple[float, float], pid: int, times: Collection[float] = ()) -> None:
+    def __init__(
+        self,
+        began: tuple[float, float],
+        pid: int,
+        times: Mapping[float, str] = MappingProxyType({}),
+    ) -> None:
         self._times = times
         self._wall = (began[0] - 0.001, time.time() + 0.001)
         self._monotonic = (began[1], time.monotonic())
         self._pid = pid
+        self._own_start = _own_start()
+        self._in_proc = re.compile(rf"^/proc/{os.getpid()}(?!\d)")
         self._number = re.compile(rf"(?<!\d){pid}(?!\d)") if pid else None
         self._texts = set()
+        self._clocks: set[str] = set()
+        self._days: set[str] = set()
         for second in range(
             int(self._wall[0]), min(int(self._wall[1]), int(self._wall[0]) + 99) + 1
         ):
@@ -34,6 +51,8 @@ class DrawnValues:
             for moment in (time.localtime(second), time.gmtime(second)):
                 self._texts.add(time.strftime("%Y%m%d%H%M", moment))
                 self._texts.add(time.strftime("%m%d%H%M%S", moment))
+                self._clocks.add(time.strftime("%H%M%S", moment))
+                self._days.add(time.strftime("%Y%m%d", moment))
 
     def is_one(self, value: Any) -> str:
         """Return a description of a drawn value; empty for any other value."""
@@ -54,8 +73,14 @@ class DrawnValues:
         if self.is_process(value):
             return "the process number"
         kind = type(value)
+        if kind in (str, bytes) and value in _UNKNOWN_RANKS:
+            return "a copy of the environment"
+        if kind is float and abs(value - self._own_start) < _TICK_SECONDS:
+            return "the start of the process"
+        if kind is str and self._in_proc.search(value):
+            return "the process number"
         if kind in (float, int) and value in self._times:
-            return "its processor time"
+            return self._times[value]
         if kind is float:
             low, high = self._monotonic
             known = self._in(value) or (low <= value <= high and value != int(value))
@@ -63,20 +88,43 @@ class DrawnValues:
         if kind is int:
             return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
         if kind is str and len(value) <= 400:
-            digits = re.sub(r"\D", "", value)
-            if len(digits) >= 10 and any(text in digits for text in self._texts):
-                return "the time of its import"
-        elif kind is time.struct_time:
+            return "the time of its import" if self._is_written(value) else ""
+        if kind is time.struct_time:
             return "the time of its import" if self._in(time.mktime(value)) else ""
-        elif kind.__name__ == "datetime" and kind.__module__ == "datetime":
+        if kind.__name__ == "date" and kind.__module__ == "datetime":
+            return "the date of its import" if value.strftime("%Y%m%d") in self._days else ""
+        if kind.__name__ == "datetime" and kind.__module__ == "datetime":
             moments = (value, value.replace(tzinfo=_utc()))
             known = any(self._in(moment.timestamp()) for moment in moments)
             return "the time of its import" if known else ""
         return ""
 
+    def _is_written(self, text: str) -> bool:
+        """Return True if a text has the date, or the time of day in one of the usual forms."""
+        digits = re.sub(r"\D", "", text)
+        if len(digits) < _FEWEST_DIGITS:
+            return False
+        if len(digits) >= 10 and any(each in digits for each in self._texts):
+            return True
+        for pattern, known in ((_CLOCK, self._clocks), (_DATE, self._days)):
+            if any(re.sub(r"\D", "", each) in known for each in pattern.findall(text)):
+                return True
+        return False
+
     def _in(self, seconds: float) -> bool:
         low, high = self._wall
         return low - 1 <= seconds <= high and (seconds >= low or seconds == int(seconds))
+
+
+def _own_start() -> float:
+    """Return the time at which the kernel has started this process; 0.0 if it cannot be read."""
+    try:
+        with open("/proc/self/stat", "rb") as stat, open("/proc/stat", "rb") as system:  # noqa: PTH123
+            ticks = int(stat.read().rpartition(b")")[2].split()[19])
+            booted = next(int(line.split()[1]) for line in system if line.startswith(b"btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0.0
+    return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Literals:
@@ -141,7 +189,7 @@ def module_values(module: Any, name: str) -> Iterator[Any]:
         for value in list(holder.values() if isinstance(holder, dict) else holder):
             count += 1
             kind = type(value)
-            if kind in (str, int, float):
+            if kind in (str, int, float, bytes):
                 yield value
             elif kind in (dict, list, tuple, set):
                 if deep < _DEEP and len(value) <= 1000:

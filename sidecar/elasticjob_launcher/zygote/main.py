@@ -20,6 +20,14 @@ from json import dumps, loads  # packages may replace those of the module
 from typing import Any, NoReturn
 
 from elasticjob_launcher.zygote import child_init, run_module
+from elasticjob_launcher.zygote.analysis.environment_changes import EnvironmentChange
+from elasticjob_launcher.zygote.analysis.program_imports import (
+    ImportAnalysis,
+    Source,
+    WantedImport,
+    analyse_imports,
+    module_files,
+)
 from elasticjob_launcher.zygote.child_init import (
     GROUP_KEEPER,
     WHILE_PRELOADING,
@@ -27,18 +35,10 @@ from elasticjob_launcher.zygote.child_init import (
     become_worker,
     loaded_openblas,
 )
-from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
 from elasticjob_launcher.zygote.fork_safety import hidden_module, unfit_for_fork
 from elasticjob_launcher.zygote.import_recorder import ImportPage, ImportRecorder
 from elasticjob_launcher.zygote.preload import ImportGuard, is_excluded
 from elasticjob_launcher.zygote.process_settings import pause_collection
-from elasticjob_launcher.zygote.program_imports import (
-    ImportAnalysis,
-    Source,
-    WantedImport,
-    analyse_imports,
-    module_files,
-)
 from elasticjob_launcher.zygote.run_module import Target
 from elasticjob_launcher.zygote.search_path import is_python_module, searching
 from elasticjob_launcher.zygote.startup_code import startup_refusal

@@ -19,11 +19,12 @@ from contextlib import contextmanager, suppress
 from types import CodeType
 from typing import Any
 
+from elasticjob_launcher.zygote.analysis.program_imports import WantedImport
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
 from elasticjob_launcher.zygote.identifiers import GENERATORS, RANKED, calling_module
 from elasticjob_launcher.zygote.import_effects import Effects, described
-from elasticjob_launcher.zygote.program_imports import WantedImport
-from elasticjob_launcher.zygote.worker_environment import is_rank
+from elasticjob_launcher.zygote.kept_values import UNKNOWN_RANK
+from elasticjob_launcher.zygote.worker_environment import RANKS, is_rank
 
 PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")
 """Packages of ours that torch's elastic modules import through entry points: from the folder that
@@ -84,9 +85,11 @@ class ImportGuard:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Guard the imports within the `with` block."""
-        environ: Any = os.environ
-        plain = environ._data
-        environ._data = _ReportingDict(plain, self._check_read, self._changed)
+        both: Any = (os.environ, os.environb)
+        plain = both[0]._data
+        reporting = _ReportingDict(plain, self._check_read, self._changed)
+        for environ in both:
+            environ._data = reporting
         sys.meta_path.insert(0, self)
         self.effects.start()
         try:
@@ -94,7 +97,8 @@ class ImportGuard:
         finally:
             self.effects.stop()
             sys.meta_path.remove(self)
-            environ._data = plain
+            for environ in both:
+                environ._data = plain
 
     def load(self, wanted: WantedImport, in_order: bool = True, line: int = 0) -> None:
         """Import a module, or record the refusal. The program itself reports a missing module.
@@ -315,13 +319,26 @@ class _RefusingLoader:
 
 
 class _ReportingDict(dict):  # type: ignore[type-arg]
-    """Dictionary for `os.environ` that reports each name looked up or changed."""
+    """Dictionary for `os.environ` that reports each name looked up or changed.
+
+    A package that reads it as a whole finds a worker's ranks too, with the value `UNKNOWN_RANK`.
+    """
 
     def __init__(self, content: Any, read: Any, changed: Any) -> None:
         super().__init__(content)
         self._content = content
         self._read = read
         self._changed = changed
+        self._last: Any = None
+        self._next: dict[Any, Any] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        names = [*super().__iter__()]
+        if names and calling_module():
+            ranks = [rank for rank in map(os.fsencode, sorted(RANKS)) if rank not in names]
+            self._next = dict(zip(ranks, [names[-1], *ranks]))  # each with the one before it
+            names += ranks
+        return iter(names)
 
     def __contains__(self, key: Any) -> bool:
         there = super().__contains__(key)
@@ -329,8 +346,11 @@ class _ReportingDict(dict):  # type: ignore[type-arg]
         return there
 
     def __getitem__(self, key: Any) -> Any:
-        # A copy of the whole environment looks up only existing names.
-        self._read(os.fsdecode(key), super().__contains__(key))
+        last, self._last = self._last, key
+        there = super().__contains__(key)
+        if not there and last is not None and self._next.get(key) == last:
+            return UNKNOWN_RANK.encode()  # in a copy of the whole environment
+        self._read(os.fsdecode(key), there)
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:

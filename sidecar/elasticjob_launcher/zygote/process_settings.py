@@ -6,218 +6,52 @@ it imports the module, and may not import the module at all.
 
 from __future__ import annotations
 
-import contextvars
 import gc
 import sys
-from collections.abc import Callable, Mapping
-from operator import is_, ne
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 from elasticjob_launcher.zygote.child_init import loaded_openblas
-from elasticjob_launcher.zygote.identifiers import TRUSTED, calling_module
+from elasticjob_launcher.zygote.identifiers import TRUSTED
 from elasticjob_launcher.zygote.search_path import is_python_module
-from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
+from elasticjob_launcher.zygote.setting_readers import LARGE_SETTINGS, SETTINGS, Setting
+from elasticjob_launcher.zygote.watched_functions import names_of
 
-
-class _Setting(NamedTuple):
-    """Setting that `read` returns while the module `of` is loaded; an import changes it if the
-    values before and after it are `changed`. `binds`: True for the processors of this thread.
-    """
-
-    of: str
-    name: str
-    read: Callable[[Any], Any]
-    changed: Callable[[Any, Any], bool] = ne
-    binds: bool = False
-
-
-def _hooks(module: Any) -> list[Any]:
-    names = ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
-    return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
-
-
-def _rare_settings(module: Any) -> list[Any]:
-    names = (
-        *("get_asyncgen_hooks", "get_coroutine_origin_tracking_depth", "get_int_max_str_digits"),
-        *("getdlopenflags",),
-    )
-    return [getattr(module, name)() for name in names if hasattr(module, name)]
-
-
-def _streams(module: Any) -> list[Any]:
-    names = ("encoding", "errors", "line_buffering", "write_through")
-    return [
-        (id(each), *(getattr(each, name, None) for name in names))
-        for each in (module.stdin, module.stdout, module.stderr)
-    ]
-
-
-def _root_logger(module: Any) -> list[Any]:
-    root = module.root
-    kinds = (module.getLoggerClass(), module.getLogRecordFactory())
-    return [*root.handlers, root.level, root.disabled, root.manager.disable, *kinds]
-
-
-def _loop_policy(module: Any) -> bool:
-    """Return True if the event loop policy is asyncio's own, or will be."""
-    policy = module._event_loop_policy
-    return policy is None or type(policy).__module__.startswith("asyncio")
-
-
-def _decimal_context(module: Any) -> tuple[Any, ...]:
-    """Return the settings of the thread's context, and leave it unmade if the program has none."""
-    context = contextvars.copy_context().run(module.getcontext)
-    return (context.prec, context.rounding)
-
-
-def _stack_size(module: Any) -> int:
-    size = int(module.stack_size())  # which also sets the default
-    if size:
-        module.stack_size(size)
-    return size
-
-
-_LIMITS: list[int] = []
-"""Kinds of limits, from the first reading on."""
-
-
-def _limits(module: Any) -> list[Any]:
-    if not _LIMITS:
-        kinds = [getattr(module, name) for name in dir(module) if name.startswith("RLIMIT_")]
-        _LIMITS.extend(kind for kind in dict.fromkeys(kinds) if _is_readable(module, kind))
-    return [*map(module.getrlimit, _LIMITS)]
-
-
-def _is_readable(module: Any, kind: int) -> bool:
-    return not isinstance(_result(lambda: module.getrlimit(kind)), type)
-
-
-class _Processors(NamedTuple):
-    """Processors that this process may use, and those of its parent, the launcher."""
-
-    own: set[int]
-    of_parent: set[int]
-
-
-def _processors(module: Any) -> _Processors:
-    return _Processors(module.sched_getaffinity(0), module.sched_getaffinity(module.getppid()))
-
-
-def _changes_processors(before: _Processors, now: _Processors) -> bool:
-    """Return True if the processors have changed, unless the launcher's have as well.
-
-    A change from outside, as by a kubelet or `taskset`, is one of the launcher too.
-    """
-    return before.own != now.own and before.of_parent == now.of_parent
-
-
-def _torch_flags(module: Any) -> list[Any]:
-    names = (
-        *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "is_grad_enabled"),
-        *("_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_allow_tf32"),
-    )
-    return [_result(getattr(module._C, name)) for name in names if hasattr(module._C, name)]
-
-
-def _result(function: Callable[[], Any]) -> Any:
-    """Return the result of a call, or the type of its error: torch's flags may contradict."""
-    try:
-        return function()
-    except Exception as error:
-        return type(error)
-
-
-def _differ(before: list[Any], now: list[Any]) -> bool:
-    """Return True unless the lists hold the same objects; equal ones may be different."""
-    return len(before) != len(now) or not all(map(is_, before, now))
-
-
-_SETTINGS = (
-    _Setting("sys", "a hook of sys", _hooks),
-    _Setting("sys", "sys.argv", lambda module: list(module.argv)),
-    _Setting("sys", "the recursion limit", lambda module: module.getrecursionlimit()),
-    _Setting("sys", "the switch interval", lambda module: module.getswitchinterval()),
-    _Setting(
-        "gc", "garbage collection", lambda module: (module.isenabled(), module.get_threshold())
-    ),
-    _Setting("sys", "a standard stream", _streams),
-    _Setting("builtins", "the names in builtins", lambda module: [*vars(module).values()], _differ),
-    _Setting(
-        "ssl",
-        "the verification of certificates",
-        lambda module: module._create_default_https_context,
-    ),
-    _Setting("_thread", "the stack size of threads", _stack_size),
-    _Setting("tracemalloc", "tracemalloc", lambda module: module.is_tracing()),
-    _Setting("faulthandler", "the faulthandler", lambda module: module.is_enabled()),
-    _Setting("resource", "a limit of resources", _limits),
-    _Setting("posix", "the priority", lambda module: module.getpriority(module.PRIO_PROCESS, 0)),
-    _Setting("posix", "the processors in use", _processors, _changes_processors, binds=True),
-    _Setting("time", "the time zone", lambda module: module.tzname),
-    _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
-    _Setting("sys", "a hook or limit of sys", _rare_settings),
-    _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
-    _Setting(
-        "threading",
-        "the trace or profile function of threads",
-        lambda module: (module._trace_hook, module._profile_hook),
-    ),
-    _Setting("logging", "the root logger", _root_logger),
-    _Setting(
-        "warnings",
-        "the display of warnings",
-        lambda module: (module.showwarning, module.formatwarning),
-    ),
-    _Setting(
-        "multiprocessing.context",
-        "the start method of multiprocessing",
-        lambda module: module._default_context._actual_context,
-    ),
-    _Setting("socket", "the default timeout of sockets", lambda module: module.getdefaulttimeout()),
-    _Setting("asyncio.events", "the event loop policy", _loop_policy),
-    _Setting("decimal", "the decimal context", _decimal_context),
-    _Setting(
-        "decimal",
-        "the default decimal context",
-        lambda module: (module.DefaultContext.prec, module.DefaultContext.rounding),
-    ),
-    _Setting("numpy", "numpy's treatment of errors", lambda module: module.geterr()),
-    _Setting("numpy", "numpy's print options", lambda module: str(module.get_printoptions())),
-    _Setting("torch", "torch's default dtype", lambda module: module.get_default_dtype()),
-    _Setting("torch", "a mode or flag of torch", _torch_flags),
-)
-_MODULES = frozenset(setting.of for setting in _SETTINGS)
-_BY_NAME = {setting.name: setting for setting in _SETTINGS}
+_MODULES = frozenset(setting.of for setting in SETTINGS)
+_LARGE_MODULES = frozenset(setting.of for setting in LARGE_SETTINGS)
+_BY_NAME = {setting.name: setting for setting in (*SETTINGS, *LARGE_SETTINGS)}
 _ACCEPTED = frozenset(
-    {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
-)
-"""Modules of a framework that change only the format of warnings."""
-PATCHED = frozenset(
     {
-        "os", "posix", "time", "random", "uuid", "signal", "atexit", "gc", "io", "shutil",
-        "threading", "_thread", "queue", "subprocess", "socket", "ssl", "select", "selectors",
-        "multiprocessing.context", "multiprocessing.process", "multiprocessing.popen_fork",
-        "multiprocessing.reduction", "multiprocessing.util", "concurrent.futures.thread",
-        "concurrent.futures.process", "asyncio.events", "asyncio.base_events", "asyncio.runners",
-        "json", "json.encoder", "json.decoder", "pickle", "copy", "pathlib", "tempfile", "logging",
-        "importlib", "http.client", "urllib.request", "datetime", "math",
+        "lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings",
+        "lightning.fabric.wrappers", "lightning_fabric.wrappers",
     }
 )  # fmt: skip
-"""Modules of Python whose functions and methods packages replace; for the hooks of `sys` and
-`warnings` there are settings."""
-_THREAD_SETTERS = {
-    "cv2": ("setNumThreads",),
-    "numexpr": ("set_num_threads",),
-    "numexpr.utils": ("set_num_threads",),
-    "mkl": ("set_num_threads", "set_num_threads_local", "domain_set_num_threads"),
-    "faiss": ("omp_set_num_threads",),
-    "pyarrow": ("set_cpu_count", "set_io_thread_count"),
-}
-"""Functions, by module, that set the number of threads of its library in C.
-
-Those of torch and numba are not observed: their compilers keep tables of functions by identity.
-"""
+"""Modules of a framework that change only the format of warnings, and that record the arguments of
+`torch.compile`."""
+_LIBRARIES = frozenset(
+    {
+        "torch", "torch.nn.functional", "torch.nn.init", "torch.nn.modules.module",
+        "torch.nn.modules.linear", "torch.optim.optimizer", "torch.utils.data.dataloader",
+        "torch.utils.checkpoint", "torch.serialization", "torch.distributed", "torch.cuda",
+        "torch.distributed.distributed_c10d", "torch.hub", "numpy", "pandas", "cv2", "joblib",
+        "PIL.Image", "PIL.ImageFile", "tqdm", "tqdm.std", "tqdm.auto", "yaml", "datasets",
+        "requests", "requests.api", "requests.sessions", "urllib3", "urllib3.connectionpool",
+        "matplotlib.pyplot", "transformers.trainer", "transformers.modeling_utils",
+        "accelerate.accelerator", "lightning.pytorch.trainer.trainer",
+    }
+)  # fmt: skip
+"""Modules of libraries whose functions and methods packages replace, beside all of Python's. For
+the hooks of `sys` and `warnings` there are settings."""
+_SET_BY_OTHERS = _LIBRARIES | {"http.client", "logging", "shutil", "socket", "subprocess"}
+"""Modules whose public values, and those of their classes, packages set."""
+_VALUES = (bool, int, float, str, type(None))
+_PRIVATE = frozenset({"typing", "multiprocessing", "importlib", "ctypes", "abc", "inspect"})
+"""Packages of Python whose private functions others replace by better ones of the same effect, as
+typing_extensions and joblib do."""
+_OWN_VALUES = frozenset({"tempdir", "monitor"})
+"""Public values that the functions of their module set."""
 _HEAP_TYPE = 1 << 9
 """Flag of a class whose attributes can be set."""
 _PAUSED = (1 << 31) - 1
@@ -251,8 +85,10 @@ class Settings:
         self._before: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         self._changers: dict[str, list[str]] = {}
+        self._large: dict[str, Any] = {}
 
     def begin(self) -> None:
+        self._large = _read(LARGE_SETTINGS)
         self._last = _read()
         self._before = dict(self._last)
         self._changers = {}
@@ -274,12 +110,22 @@ class Settings:
         """Attribute changed settings to this module; modules below it came first."""
         now = self.attribute(lambda: name)
         if name in _MODULES:  # its own import determines the initial values
-            own = {setting.name for setting in _SETTINGS if setting.of == name}
+            own = {setting.name for setting in SETTINGS if setting.of == name}
             self._before.update((key, now[key]) for key in own if key in now)
+        if name in _LARGE_MODULES:
+            self._large.update(_read(each for each in LARGE_SETTINGS if each.of == name))
 
-    def found(self) -> list[tuple[str, str]]:
-        """Return the settings that the import has changed, each with a module that did it."""
+    def found(self, packages: Collection[str] = ()) -> list[tuple[str, str]]:
+        """Return the settings that the import has changed, each with a module that did it.
+
+        `packages` are those of which it has loaded modules.
+        """
+        large = _read(LARGE_SETTINGS) if not TRUSTED.issuperset(packages) else {}
         return [
+            (f"changes {name} when it is imported", "")
+            for name in _changed(_without(self._large, packages), _without(large, packages))
+            if name in large
+        ] + [
             (f"changes {name} when it is imported", module)
             for name in _changed(self._before, _read())
             for module in self._changers.get(name) or ("",)
@@ -287,7 +133,7 @@ class Settings:
         ]
 
 
-def _is_accepted(setting: _Setting, module: str) -> bool:
+def _is_accepted(setting: Setting, module: str) -> bool:
     """Return True if the workers may inherit the setting that the module has changed.
 
     With OMP_PROC_BIND or GOMP_CPU_AFFINITY, libgomp binds the thread that loads it to the first of
@@ -305,23 +151,30 @@ class Replacements:
 
     def start(self) -> None:
         self._holders = {}
-        for name in PATCHED:
+        for name in list(sys.modules):
             self.loaded(name)
 
     def loaded(self, name: str) -> None:
         """Record the functions of that module, which its own import determines."""
-        if name in PATCHED and name in sys.modules:
-            module: Any = sys.modules[name]
-            self._holders[name] = [(name, module, dict(vars(module)))]
-            for key, kind in list(vars(module).items()):
-                own = isinstance(kind, type) and kind.__module__ == name
-                if own and kind.__flags__ & _HEAP_TYPE:
-                    self._holders[name].append((f"{name}.{key}", kind, dict(vars(kind))))
+        if name not in sys.modules or name in ("sys", "warnings", "__main__"):
+            return
+        if not (name in _LIBRARIES or is_python_module(name)):
+            return
+        module: Any = sys.modules[name]
+        names = dict(names_of(module))
+        self._holders[name] = [(name, module, names)]
+        for key, kind in names.items():
+            if issubclass(type(kind), type) and kind.__flags__ & _HEAP_TYPE:
+                own = names_of(kind)
+                of = str(own.get("__module__"))
+                if of == name or of.startswith(f"{name}._"):  # as in Python 3.13
+                    self._holders[name].append((f"{name}.{key}", kind, dict(own)))
 
-    def found(self) -> list[tuple[str, str]]:
-        """Return the replaced functions, each with the module that has the new one.
+    def found(self, packages: Collection[str] = ()) -> list[tuple[str, str]]:
+        """Return the replaced functions, each with the module that has the new one, and values.
 
-        Replacements by trusted packages do not count.
+        Replacements by trusted packages do not count; `packages` are those of which modules have
+        been loaded.
         """
         found = []
         for name, holders in list(self._holders.items()):
@@ -329,67 +182,63 @@ class Replacements:
             if any(changed):
                 self.loaded(name)
             for key, function in (each for replaced in changed for each in replaced):
+                if type(function) in _VALUES:
+                    if not TRUSTED.issuperset(packages):
+                        found.append((f"sets {key} when it is imported", ""))
+                    continue
                 maker = _maker(function)
-                if maker.partition(".")[0] not in TRUSTED:
+                if maker.partition(".")[0] not in TRUSTED and maker not in _ACCEPTED:
                     maker = "" if is_python_module(maker) else maker
                     found.append((f"replaces {key} when it is imported", maker))
         return found
 
 
-class ThreadCounts:
-    """Observer of the calls that set the number of threads of a library in C.
-
-    Reading that number may itself set it, as in torch.
-    """
-
-    def __init__(self, watched: WatchedFunctions) -> None:
-        self._watched = watched
-        self._noted: dict[str, str] = {}
-
-    def start(self) -> None:
-        for name in _THREAD_SETTERS:
-            self.loaded(name)
-
-    def loaded(self, name: str) -> None:
-        """Report calls of that module's functions from now on, except those of its own package."""
-        module = sys.modules.get(name)
-        package = name.partition(".")[0]
-        for function in _THREAD_SETTERS.get(name, ()) if module is not None else ():
-
-            def report(*args: Any, _called: str = f"{package}.{function}", **options: Any) -> None:
-                caller = calling_module()
-                if caller and caller.partition(".")[0] != _called.partition(".")[0]:
-                    self._noted.setdefault(caller, _called)
-
-            self._watched.report(module, function, report)
-
-    def begin(self) -> None:
-        self._noted = {}
-
-    def found(self) -> list[tuple[str, str]]:
-        """Return the calls, each with the module that made it."""
-        return [
-            (f"sets a number of threads ({called}) when it is imported", module)
-            for module, called in self._noted.items()
-        ]
-
-
 def _replaced(place: str, holder: Any, before: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the new functions in place of those that the module or class had."""
-    now = vars(holder)
-    if all(map(is_, now.values(), before.values())):  # in the same order
+    """Return the new functions in place of those that the module or class had or inherited."""
+    now = names_of(holder)
+    same = all(map(is_, now.values(), before.values()))  # in the same order
+    if same and (len(now) == len(before) or not issubclass(type(holder), type)):
         return []
+    inherited = _inherited(holder) if len(now) > len(before) else {}
     return [
         (f"{place}.{name}", now[name])
+        for name in list(now)
+        if name not in before and name in inherited and callable(now[name])
+    ] + [
+        (f"{place}.{name}", now[name])
         for name, value in before.items()
-        if callable(value) and name in now and now[name] is not value
+        if name in now
+        and now[name] is not value
+        and _is_replaced(f"{place}.{name}", value, now[name])
     ]
+
+
+def _inherited(holder: Any) -> dict[str, Any]:
+    """Return the methods that a class inherits; nothing for a module."""
+    bases = type.mro(holder)[1:-1] if issubclass(type(holder), type) else []
+    found = {}
+    for base in bases:
+        found.update({name: each for name, each in names_of(base).items() if callable(each)})
+    return found
+
+
+def _is_replaced(name: str, before: Any, now: Any) -> bool:
+    """Return True for a function, and for a public value that its module does not set itself."""
+    place, _, key = name.rpartition(".")
+    if type(before) not in _VALUES:
+        private = key.startswith("_") and not key.endswith("__")
+        seldom = private and place.partition(".")[0] in _PRIVATE
+        return callable(before) and not seldom
+    of = place if place in _SET_BY_OTHERS else place.rpartition(".")[0]
+    if of not in _SET_BY_OTHERS or key.startswith("_") or key in _OWN_VALUES:
+        return False
+    return type(now) in _VALUES and bool(now != before)
 
 
 def _maker(function: Any) -> str:
     """Return the name of the module whose code the function or class is; empty if unknown."""
     kind = type(function)
-    if kind is MethodType:
+    if kind in (MethodType, staticmethod, classmethod):
         return _maker(function.__func__)
     if kind is FunctionType:
         return str(function.__globals__.get("__name__", ""))
@@ -405,10 +254,20 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _read() -> dict[str, Any]:
+def _without(settings: Mapping[str, Any], packages: Collection[str]) -> dict[str, Any]:
+    """Return settings without the entries, such as loggers, that these packages have in them."""
+    return {
+        name: {key: each for key, each in value.items() if key.partition(".")[0] not in packages}
+        if isinstance(value, dict)
+        else value
+        for name, value in settings.items()
+    }
+
+
+def _read(settings: Iterable[Setting] = SETTINGS) -> dict[str, Any]:
     """Return the settings of the loaded modules by name; a module may be half-loaded."""
     found = {}
-    for setting in _SETTINGS:
+    for setting in settings:
         module = sys.modules.get(setting.of)
         if module is not None:
             try:

@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MethodType
 from typing import Any
 
 
@@ -44,6 +45,18 @@ class ReportingFunction:
 
     def end(self) -> None:
         self.ended = True
+
+    def __get__(self, holder: Any, kind: Any = None) -> Any:
+        """Bind to an object as the function does: one in Python does, one in C does not."""
+        is_bound = holder is not None and hasattr(type(self.function), "__get__")
+        return MethodType(self, holder) if is_bound else self
+
+    def __eq__(self, other: object) -> bool:
+        """Return True for the function too: packages keep tables of functions, as torch does."""
+        return self is other or other is self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
     def __getattr__(self, name: str) -> Any:
         if name == "function":  # of an object that is being made

@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
 
-_RANKS = frozenset(
+RANKS = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
         "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
@@ -29,7 +29,7 @@ _PREFIXES = ("TORCHELASTIC_", "ELASTICJOB_")
 
 def is_rank(name: str) -> bool:
     """Return True if the variable identifies a worker or its round."""
-    return name in _RANKS or name.startswith(_PREFIXES)
+    return name in RANKS or name.startswith(_PREFIXES)
 
 
 def differs_by_worker(name: str) -> bool:

@@ -24,18 +24,18 @@ pytestmark = pytest.mark.usefixtures("process_tag")
 IN_STANDBY = "import os\nif 'ELASTICJOB_ROUND' not in dict(os.environ):\n"
 TORCH = """
 import os
-counted = bad = False
+_counted = bad = False
 def in_child():
     global bad
-    bad = counted
+    bad = _counted
 os.register_at_fork(after_in_child=in_child)
 class _C:
     _cuda_isInBadFork = staticmethod(lambda: bad)
 class cuda:
     @staticmethod
     def is_available():
-        global counted
-        counted = True
+        global _counted
+        _counted = True
         return False
 """
 
@@ -102,13 +102,13 @@ def test_device_count_missed_during_preload_causes_cold_start(
     tmp_path: Path, installed: Path
 ) -> None:
     """The worker checks once more: an effect missed during the import shows after the fork."""
-    told = "    bad = counted\n    _C._cuda_isInBadFork = staticmethod(lambda: bad)\n"
-    source = TORCH.replace("    bad = counted\n", told)
+    told = "    bad = _counted\n    _C._cuda_isInBadFork = staticmethod(lambda: bad)\n"
+    source = TORCH.replace("    bad = _counted\n", told)
     (installed / "torch.py").write_text(f"{source}\nclass _C: pass\n")
     (installed / "late_pkg.py").write_text(
         f"import os, torch\n{IN_STANDBY}    torch.cuda.is_available()\n"
     )
-    path = script(tmp_path / "code", "import torch, late_pkg\nprint(torch.counted)\n")
+    path = script(tmp_path / "code", "import torch, late_pkg\nprint(torch._counted)\n")
 
     async def scenario(runtime: Warm) -> None:
         await runtime.prepare(sys.executable, path)

@@ -233,6 +233,64 @@ EFFECTS = {
         "torch.backends.cudnn.benchmark = True",
         "a mode or flag of",
     ),
+    "threads of torch": (
+        "import torch; torch.set_num_threads(1)",
+        "sets a number of threads or a mode in C (torch.set_num_threads)",
+    ),
+    "threads of other libraries": (
+        "import numpy, threadpoolctl; threadpoolctl.threadpool_limits(1)",
+        "sets a number of threads or a mode in C (threadpoolctl.set_num_threads)",
+    ),
+    "threads through ctypes": (
+        "import ctypes; getattr(ctypes.CDLL(None), 'omp_set_num_threads', print)",
+        "sets a number of threads or a mode in C (omp_set_num_threads)",
+    ),
+    "replaced function of torch": (
+        "import torch; load = torch.load\ntorch.load = lambda *a, **o: load(*a, **o)",
+        "replaces torch.load",
+    ),
+    "replaced method of paths": (
+        "import pathlib\npathlib.Path.exists = lambda self: True", "replaces pathlib.Path.exists",
+    ),
+    "value of another package": (
+        "from PIL import Image; Image.MAX_IMAGE_PIXELS = None", "sets PIL.Image.MAX_IMAGE_PIXELS",
+    ),
+    "parameters of matplotlib": (
+        "import matplotlib; matplotlib.rcParams['figure.dpi'] = 7", "matplotlib's parameters",
+    ),
+    "logger of another package": (
+        "import logging; logging.getLogger('urllib3').setLevel(50)", "the loggers of others",
+    ),
+    "configuration of loggers": (
+        "import logging.config; logging.config.dictConfig({'version': 1})", "configures logging",
+    ),
+    "filter of all warnings": (
+        "import warnings; warnings.simplefilter('ignore')", "the filters of all warnings",
+    ),
+    "folder before others": ("import sys; sys.path.insert(0, '/x')", "changes sys.path"),
+    "traps of decimals": (
+        "import decimal; decimal.getcontext().traps[decimal.Inexact] = True", "decimal context",
+    ),
+    "name of the program": ("import __main__; __main__.x = 1", "the names of the program"),
+    "name of the process": (
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'other', 0, 0, 0)", "changes the name of",
+    ),
+    "audit hook": ("import sys; sys.addaudithook(lambda *a: None)", "adds an audit hook"),
+    "copy of the environment": (
+        "import os; e = os.environ.copy()", "keeps a copy of the environment",
+    ),
+    "copy of the environment in bytes": (
+        "import os; e = dict(os.environb)", "keeps a copy of the environment",
+    ),
+    "number of the process in C": (
+        "import ctypes; n = ctypes.CDLL(None).getpid()", "the process number",
+    ),
+    "start of the process": (
+        "import psutil; n = psutil.Process().create_time()", "the start of the process",
+    ),
+    "time in a form of its own": (
+        "import time; t = time.strftime('%b%d_%H-%M-%S')", "the time of its import",
+    ),
     "flag of torch": ("import torch; torch.backends.cudnn.benchmark = True", "a mode or flag of"),
 }  # fmt: skip
 
@@ -276,6 +334,10 @@ HARMLESS = {
     "a handler of the window's size": "import readline",
     "a function that is put back": "import json\ndumps, json.dumps = json.dumps, print\n"
     "json.dumps = dumps",
+    "the environment without ranks": "import os\n"
+    "e = {k: v for k, v in os.environ.items() if k.startswith('TQDM_')}",
+    "a package that replaces private functions of Python": "import typing_extensions",
+    "a folder after others": "import sys; sys.path.append('/x')",
     "a function added to a module": "import json\njson.of_odd_pkg = lambda: None",
     "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }

@@ -6,6 +6,7 @@ import datetime
 import importlib
 import itertools
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -103,6 +104,32 @@ def test_process_number_that_equals_a_literal_by_chance_is_recognised(
     assert imported(monkeypatch, tmp_path / "other", own=f"import os\n{literal}") == []
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "time.strftime('%b%d_%H-%M-%S')",
+        "time.ctime()",
+        "f'{datetime.date.today():run_%Y-%m-%d}'",
+        "datetime.date.today()",
+        "time.perf_counter_ns()",
+        "{'at': time.clock_gettime(time.CLOCK_BOOTTIME)}",
+    ],
+)
+def test_date_or_time_in_a_form_of_its_own_is_recognised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: str
+) -> None:
+    found = imported(monkeypatch, tmp_path, own=f"import datetime, time\nKEPT = {kept}\n")
+    assert len(found) == 1
+    assert re.fullmatch(r"keeps the (time|date) of its import \(module some_pkg.own\)", found[0])
+
+
+@pytest.mark.parametrize("kept", ["'1.2.3-4-5'", "'2020-01-02'", "'12:34'", "2 ** 34", "'#172000'"])
+def test_text_or_number_with_digits_is_not_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: str
+) -> None:
+    assert imported(monkeypatch, tmp_path, own=f"import time\nKEPT = str({kept}) * 1\n") == []
+
+
 KEEPER = "import time\ndef keeps(timer=time.thread_time):\n    return timer()\n"
 
 
@@ -131,7 +158,7 @@ def test_recorded_processor_times_are_limited(monkeypatch: pytest.MonkeyPatch) -
     try:
         for _ in range(9):
             time.thread_time_ns()
-        assert identifiers._times == {0, 1, 2}
+        assert [*identifiers._times] == [0, 1, 2]
     finally:
         identifiers.stop()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import posix
+import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from elasticjob_launcher.zygote import process_settings
+from elasticjob_launcher.zygote import process_settings, setting_readers
 from elasticjob_launcher.zygote.main import Zygote
 from elasticjob_launcher.zygote.process_settings import Replacements, Settings
 
@@ -100,11 +103,11 @@ def test_limits_are_named_once_for_all_modules() -> None:
             return ["RLIMIT_AS"]
 
     module = Module(RLIMIT_AS=9, getrlimit=lambda kind: (kind, -1))
-    process_settings._LIMITS.clear()
+    setting_readers._LIMITS.clear()
     try:
-        assert [process_settings._limits(module) for _ in range(3)] == [[(9, -1)]] * 3
+        assert [setting_readers._limits(module) for _ in range(3)] == [[(9, -1)]] * 3
     finally:
-        process_settings._LIMITS.clear()
+        setting_readers._LIMITS.clear()
     assert len(names) == 1
 
 
@@ -125,3 +128,79 @@ def test_function_replaced_by_an_equal_object_is_found(monkeypatch: pytest.Monke
     assert [reason for reason, _ in replacements.found()] == [
         "replaces json.dumps when it is imported"
     ]
+
+
+def test_method_of_a_class_from_a_private_part_of_a_module_is_observed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.13 defines `pathlib.Path` in `pathlib._local`."""
+    base = type("PathBase", (), {"__module__": "pathlib._abc", "is_dir": lambda self: True})
+    path = type("Path", (base,), {"__module__": "pathlib._local", "exists": lambda self: True})
+    other = type("Other", (), {"__module__": "pathlibs", "exists": lambda self: True})
+    monkeypatch.setitem(
+        sys.modules, "pathlib", cast("Any", SimpleNamespace(Path=path, Other=other))
+    )
+    replacements = Replacements()
+    replacements.start()
+    for kind in (path, other):
+        monkeypatch.setattr(kind, "exists", lambda self: False)
+    monkeypatch.setattr(path, "is_dir", lambda self: False)
+    monkeypatch.setattr(path, "is_odd", lambda self: False, raising=False)
+    assert sorted(reason for reason, _ in replacements.found()) == [
+        "replaces pathlib.Path.exists when it is imported",
+        "replaces pathlib.Path.is_dir when it is imported",
+    ]
+
+
+def test_public_value_of_a_library_set_by_another_package_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    image = SimpleNamespace(MAX_IMAGE_PIXELS=9, _initialized=0, formats=[], core=None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", cast("Any", image))
+    replacements = Replacements()
+    replacements.start()
+    image.MAX_IMAGE_PIXELS, image._initialized, image.core = None, 1, object()
+    assert replacements.found() == []
+    image.MAX_IMAGE_PIXELS = 7
+    replacements.start()
+    image.MAX_IMAGE_PIXELS = 8
+    assert replacements.found(["odd_pkg"]) == [
+        ("sets PIL.Image.MAX_IMAGE_PIXELS when it is imported", "")
+    ]
+
+
+def test_large_settings_changed_by_a_package_other_than_their_own_are_found() -> None:
+    logger, settings = logging.getLogger("some_pkg.part"), Settings()
+    before = logger.level
+    try:
+        settings.begin()
+        logger.setLevel(50)
+        logging.getLogger("new_pkg")
+        assert settings.found(["some_pkg"]) == settings.found() == []
+        assert settings.found(["odd_pkg"]) == [
+            ("changes the loggers of others when it is imported", "")
+        ]
+    finally:
+        logger.setLevel(before)
+
+
+def test_folders_put_before_others_on_the_path_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings()
+    settings.begin()
+    monkeypatch.setattr(sys, "path", [*sys.path, "/last"])
+    settings.module_loaded("odd_pkg")
+    assert settings.found() == []
+    monkeypatch.setattr(sys, "path", ["/first", *sys.path])
+    settings.module_loaded("odd_pkg")
+    assert settings.found() == [("changes sys.path when it is imported", "odd_pkg")]
+
+
+def test_filter_of_all_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "filters", list(warnings.filters))
+    settings = Settings()
+    settings.begin()
+    warnings.filterwarnings("ignore", message="x")
+    warnings.filterwarnings("ignore", module="odd_pkg")
+    assert settings.found() == []
+    warnings.simplefilter("ignore", DeprecationWarning)
+    assert settings.found() == [("changes the filters of all warnings when it is imported", "")]

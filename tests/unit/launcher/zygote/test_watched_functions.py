@@ -9,13 +9,13 @@ import pickle
 import sys
 import uuid
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from elasticjob_launcher.zygote.import_effects import Effects
-from elasticjob_launcher.zygote.process_settings import ThreadCounts
+from elasticjob_launcher.zygote.thread_counts import ThreadCounts
 from elasticjob_launcher.zygote.watched_functions import ReportingFunction, WatchedFunctions
 
 
@@ -126,18 +126,68 @@ def test_number_of_threads_set_by_another_package_is_found(library: Any) -> None
     assert [module for _, module in counts.found()] == ["odd_pkg"]
 
 
-def test_functions_that_compilers_keep_by_identity_are_not_replaced(
+def test_number_of_threads_set_through_a_limiter_is_of_the_module_that_uses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    functions = {}
-    for name in ("torch", "numba"):
-        functions[name] = SimpleNamespace(set_num_threads=print)
-        monkeypatch.setitem(sys.modules, name, functions[name])
-    watched = WatchedFunctions()
-    ThreadCounts(watched).start()
-    found = [each.set_num_threads for each in functions.values()]
+    """Classes such as those of threadpoolctl; the limiter itself is no reason."""
+    limiter: Any = ModuleType("threadpoolctl")
+    exec(
+        "class Library:\n    def set_num_threads(self, number):\n        self.number = number\n"
+        "def limit(library, number):\n    library.set_num_threads(number)\n",
+        vars(limiter),
+    )
+    monkeypatch.setitem(sys.modules, "threadpoolctl", limiter)
+    watched, library = WatchedFunctions(), limiter.Library()
+    counts = ThreadCounts(watched)
+    counts.start()
+    counts.begin()
+    exec("f(l, 3)", {"__name__": "odd_pkg", "f": limiter.limit, "l": library})
+    exec("f(l, 4)", {"__name__": "threadpoolctl", "f": limiter.limit, "l": library})
     watched.restore()
-    assert found == [print, print]
+    assert library.number == 4
+    assert counts.found() == [
+        (
+            "sets a number of threads or a mode in C (threadpoolctl.set_num_threads) "
+            "when it is imported",
+            "odd_pkg",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "found"),
+    [
+        ("omp_set_num_threads", True),
+        ("openblas_set_num_threads64_", True),
+        ("MKL_Set_Num_Threads", True),
+        ("omp_get_max_threads", False),
+        ("getpid", False),
+        (3, False),
+    ],
+)
+def test_function_in_c_that_sets_a_number_of_threads_is_found(symbol: object, found: bool) -> None:
+    counts = ThreadCounts(WatchedFunctions())
+    counts.begin()
+    for module in ("odd_pkg", "threadpoolctl", "numpy"):
+        names = {"__name__": module, "f": counts.symbol, "s": symbol}
+        exec("f(None, s)", names)
+    assert [module for _, module in counts.found()] == ["odd_pkg"] * found
+
+
+def test_wrapper_is_found_in_a_table_of_functions_and_binds_as_the_function(library: Any) -> None:
+    """Packages such as torch make tables, with the wrapper or with the function."""
+    function, watched = library.setNumThreads, WatchedFunctions()
+    watched.report(library, "setNumThreads")
+    wrapper = library.setNumThreads
+    table = {wrapper: 1}
+    holder: Any = type(
+        "Holder", (), {"python": wrapper, "built_in": ReportingFunction(len, print)}
+    )()
+    watched.restore()
+    assert (table[function], {function: 2}[wrapper]) == (1, 2)
+    assert wrapper != print
+    assert holder.python() is holder
+    assert holder.built_in([1]) == 1
 
 
 @pytest.mark.parametrize(("active", "own"), [(False, True), (True, False), (True, True)])

@@ -9,17 +9,36 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
+from elasticjob_launcher.zygote.analysis.environment_uses import (
+    CHANGING,
+    DIRECT,
+    FROM_FILES,
+    changes_variables,
+    continues_after_error,
+    is_changing_method,
+    key_of,
+    leaves_iterations,
+    may_fail,
+    nodes,
+    opens_namespace,
+    parts_in_order,
+    passes_environ,
+)
+from elasticjob_launcher.zygote.analysis.program_scope import (
+    CONSTRUCTORS,
+    Functions,
+    Scope,
+    paired,
+    parameter_names,
+)
+from elasticjob_launcher.zygote.search_path import Environ, Unknown, dotted
 
 _DEEPEST = 5
-# Functions of packages that set variables from a file.
-_FROM_FILES = frozenset({"load_dotenv"})
-_CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
-_DIRECT = frozenset({"putenv", "unsetenv"})
-_NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
 _ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
 """Names in conditions that no other statement rebinds unseen."""
 _RUNNERS = {
@@ -62,7 +81,8 @@ class ChangeAnalyser:
         self.environ = Environ(given)
         self.on_change: Callable[[EnvironmentChange], object] = lambda change: None
         self.on_run: Callable[[ProgramRun], object] = lambda run: None
-        self.functions: dict[str, list[tuple[_File, Any]]] = {}
+        self.functions = Functions()
+        self.count = 0
         self.without_effect: set[ast.AST] = set()
         """Statements and calls that were evaluated as changing no variable."""
 
@@ -88,6 +108,7 @@ class ChangeAnalyser:
         file.run(tree.body, certain)
 
     def make(self, change: EnvironmentChange) -> None:
+        self.count += 1
         if change.known:
             if not change.direct:
                 self.environ.put(change.name, change.value)
@@ -96,17 +117,15 @@ class ChangeAnalyser:
         self.on_change(change)
 
 
-class _File(Values):
+class _File(Scope):
     def __init__(
         self, changes: ChangeAnalyser, path: str, imports: Callable[[Any, bool | None], object]
     ) -> None:
-        super().__init__(path, changes.environ)
+        super().__init__(path, changes.environ, changes.functions)
         self._changes = changes
         self._imports = imports
-        self._path = path
         self._deep = 0
         self._ended = False
-        self.hidden: set[str] = set()
 
     def run(self, body: Iterable[ast.stmt], certain: bool) -> None:
         for node in body:
@@ -114,8 +133,7 @@ class _File(Values):
 
     def _statement(self, node: Any, certain: bool) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            self._changes.functions.setdefault(node.name, []).append((self, node))
-            self.names.pop(node.name, None)
+            self._function(node, certain)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node, certain)
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete)):
@@ -123,30 +141,55 @@ class _File(Values):
         elif isinstance(node, ast.If):
             self._if(node, certain)
         elif isinstance(node, ast.ClassDef):
-            before = dict(self.names)
-            self.run(node.body, certain)
-            self.names = before
+            self._class(node, certain)
         elif isinstance(node, ast.Return):
+            self._expression(node.value, certain)
             self._ended = self._ended or bool(self._deep)
         else:
             self._block(node, certain)
 
+    def _function(self, node: Any, certain: bool) -> None:
+        self._expression([*node.args.defaults, *node.args.kw_defaults], certain)
+        self.functions.add(node.name, self, node)
+        self.forget(node.name)
+        for decorator in reversed(node.decorator_list):
+            self._expression(decorator, certain)
+            if not isinstance(decorator, ast.Call):
+                self._call(ast.copy_location(ast.Call(decorator, [], []), node), certain)
+        if node.decorator_list:
+            self.functions.doubt(node)
+
+    def _class(self, node: ast.ClassDef, certain: bool) -> None:
+        words = [word.value for word in node.keywords]
+        self._expression([*node.decorator_list, *node.bases, *words], certain)
+        before = dict(self.names)
+        self.run(node.body, certain)
+        self.names = before
+        self.forget(node.name)
+        for each in node.body:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.functions.methods.add(each)
+                if each.name in CONSTRUCTORS:
+                    self.functions.add(node.name, self, each)
+
     def _block(self, node: Any, certain: bool) -> None:
         """Follow any other statement, with or without nested statements."""
         loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
-        for field in ("test", "iter", "value", "exc", "subject", "items"):
-            self._expression(getattr(node, field, None), certain)
+        runs = not (isinstance(node, ast.Assert) and sys.flags.optimize)
+        for field in ("test", "iter", "value", "exc", "cause", "subject", "items"):
+            self._expression(getattr(node, field, None), certain and runs)
+        self._expression(getattr(node, "msg", None), False)
         for target in (getattr(node, "target", None), getattr(node, "items", None)):
             self._forget_names(target)
         if isinstance(node, (ast.For, ast.AsyncFor)) and isinstance(node.target, ast.Name):
             items = getattr(node.iter, "elts", None)
             for item in items or ():
                 self.name(node.target.id, item)
-                self.run(node.body, certain)
+                self.run(node.body, certain and not leaves_iterations(node))
             if items is not None:
                 self.run(node.orelse, False)
                 return
-        caught = _continues_after_error(node)
+        caught = continues_after_error(node)
         failed, known = False, set(self._changes.without_effect)
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
             for each in getattr(node, field, ()):
@@ -154,20 +197,24 @@ class _File(Values):
                 if isinstance(each, ast.stmt):
                     passed_over = failed and field != "finalbody"
                     self._statement(each, sure and not self._ended and not passed_over)
-                    failed = failed or (caught and _may_fail(each))
+                    failed = failed or (caught and may_fail(each, self.names))
                 else:
-                    self.run(each.body, False)
+                    self._alternative(each)
         if loop:  # a further iteration may find other variables
             self._changes.without_effect &= known
 
+    def _alternative(self, each: Any) -> None:
+        """Follow a handler of an exception or a case of a `match`, which may not run."""
+        for field in ("type", "guard"):
+            self._expression(getattr(each, field, None), False)
+        pattern = getattr(each, "pattern", None)
+        for inner in [each] if pattern is None else nodes(pattern):
+            for field in ("name", "rest"):
+                self.forget(getattr(inner, field, None))
+        self.run(each.body, False)
+
     def _import(self, node: Any, certain: bool) -> None:
-        for alias in node.names:
-            name = alias.asname or alias.name.partition(".")[0]
-            if name == "*":
-                self._forget_all()
-            self.names.pop(name, None)
-            if isinstance(node, ast.ImportFrom) and (node.module, alias.name) == ("os", "environ"):
-                self.names[name] = self.environ
+        self.bind_imports(node)
         if not self._deep:
             self._imports(node, certain)
 
@@ -175,10 +222,8 @@ class _File(Values):
         if "TYPE_CHECKING" in ast.dump(node.test):
             self.run(node.orelse, certain)
             return
-        self._expression(node.test, certain)
-        try:
-            holds = bool(self.value(node.test))
-        except Unknown:
+        holds = self._truth(node.test, certain)
+        if holds is None:
             self.run(node.body, False)
             self.run(node.orelse, False)
         else:
@@ -199,53 +244,48 @@ class _File(Values):
 
     # --- names and variables
 
-    def name(self, name: str, value: ast.expr) -> None:
-        super().name(name, value)
-        if name in self.hidden:
-            self.names.pop(name, None)
-
     def _forget_names(self, node: Any) -> None:
+        """Drop the values of names and variables to which a statement assigns unknown ones."""
         for each in node if isinstance(node, list) else [node]:
-            if isinstance(each, ast.AST):
-                for inner in nodes(each):
-                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                        self.names.pop(inner.id, None)
-
-    def _forget_all(self) -> None:
-        """Remove the values of names that other code may set, as an import of `*` does."""
-        kept = ("__name__", "__file__")
-        self.names = {name: self.names[name] for name in kept if name in self.names}
+            for inner in nodes(each) if isinstance(each, ast.AST) else ():
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    self.forget(inner.id)
+                elif (
+                    isinstance(inner, ast.Subscript)
+                    and not isinstance(inner.ctx, ast.Load)
+                    and self.is_environ(inner.value)
+                ):
+                    self._put(inner, key_of(inner), None, False)
 
     def _assign(self, node: Any, certain: bool) -> None:
         value = getattr(node, "value", None)
         self._expression(value, certain)
         for target in getattr(node, "targets", None) or [node.target]:
-            if isinstance(target, ast.Subscript) and self._is_environ(target.value):
-                key = getattr(target.slice, "value", target.slice)
-                key = target.slice if isinstance(target.slice, ast.Constant) else key
-                removed = isinstance(node, ast.Delete)
-                value = None if isinstance(node, ast.AugAssign) else value
-                self._put(node, key, None if removed else value, certain, removed)
-            elif self._is_environ(target) and not isinstance(target, ast.Name):
-                items = [value] if isinstance(node, ast.AugAssign) else [None]
-                self._update(node, items, [], certain)
-            elif isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)):
-                if certain and value is not None:
-                    self.name(target.id, value)
-                else:
-                    self.names.pop(target.id, None)
-            elif self._is_environ(target):
-                self._update(node, [value], [], certain)
-            else:
-                self._forget_names(target)
-                if isinstance(target, ast.Name):
-                    self.names.pop(target.id, None)
-                elif any(map(_opens_namespace, nodes(target))):
-                    self._forget_all()
+            for each, constant in paired(target, value):
+                self._assign_to(node, each, constant, certain)
 
-    def _is_environ(self, node: Any) -> bool:
-        known = isinstance(node, ast.Name) and isinstance(self.names.get(node.id), Environ)
-        return known or is_environ(node)
+    def _assign_to(self, node: Any, target: Any, value: Any, certain: bool) -> None:
+        removed = isinstance(node, ast.Delete)
+        if isinstance(target, ast.Subscript) and self.is_environ(target.value):
+            self._expression(target.slice, certain)
+            value = None if isinstance(node, ast.AugAssign) else value
+            self._put(node, key_of(target), None if removed else value, certain, removed)
+        elif self.is_environ(target) and not isinstance(target, ast.Name):
+            items = [value] if isinstance(node, ast.AugAssign) else [None]
+            self._update(node, items, [], certain)
+        elif isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)):
+            if certain and value is not None:
+                self.name(target.id, value)
+            else:
+                self.forget(target.id)
+        elif self.is_environ(target):
+            self._update(node, [value], [], certain)
+        else:
+            self._forget_names(target)
+            if isinstance(target, ast.Name):
+                self.forget(target.id)
+            elif any(map(opens_namespace, nodes(target))):
+                self.forget_all()
 
     def _put(
         self,
@@ -268,7 +308,7 @@ class _File(Values):
             except Unknown:
                 text = None
             known = known and isinstance(text, str)
-        where = f"{self._path}, line {node.lineno}"
+        where = f"{self.path}, line {node.lineno}"
         self._changes.make(
             EnvironmentChange(str(name), text if known else None, known, where, direct)
         )
@@ -290,34 +330,77 @@ class _File(Values):
     # --- calls
 
     def _expression(self, node: Any, certain: bool) -> None:
+        """Follow the calls in an expression, in the order in which they run."""
         for each in node if isinstance(node, list) else [node]:
-            if isinstance(each, ast.AST):
-                # Inner calls run first.
-                found: list[ast.AST] = list(nodes(each, ast.Lambda))
-                for inner in reversed(found):
-                    if isinstance(inner, ast.Call):
-                        self._call(inner, certain)
-                    elif isinstance(inner, ast.NamedExpr):
-                        self.names.pop(inner.target.id, None)
+            if isinstance(each, ast.BoolOp):
+                self._operands(each, certain)
+            elif isinstance(each, ast.IfExp):
+                holds = self._truth(each.test, certain)
+                for branch, chosen in ((each.body, True), (each.orelse, False)):
+                    if holds in (None, chosen):
+                        self._expression(branch, certain and holds is chosen)
+            elif isinstance(each, ast.AST):
+                called = getattr(each, "func", None)
+                for part, always in parts_in_order(each):
+                    followed: Any = part
+                    if part is called and isinstance(part, (ast.Name, ast.Attribute)):
+                        followed = getattr(part, "value", None)  # no function that is passed on
+                    self._expression(followed, certain and always)
+                self._after_parts(each, certain)
+
+    def _operands(self, node: ast.BoolOp, certain: bool) -> None:
+        for each in node.values:
+            holds = self._truth(each, certain)
+            if holds is isinstance(node.op, ast.Or):
+                return
+            certain = certain and holds is not None
+
+    def _after_parts(self, node: ast.AST, certain: bool) -> None:
+        """Follow an expression whose parts have been evaluated."""
+        if isinstance(node, ast.Call):
+            called = node.func
+            self._expression(getattr(called, "body", None), certain)  # of a lambda
+            self._call(node, certain)
+        elif isinstance(node, ast.NamedExpr):
+            self.forget(getattr(node.target, "id", ""))
+        elif isinstance(node, ast.Lambda):
+            self.functions.doubt(node)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            for _, function in self.functions.of.get(self.called_name(node), ()):
+                self.functions.doubt(function)
+            if is_changing_method(node):
+                self.functions.doubtful.add("")
+
+    def _truth(self, node: ast.expr, certain: bool) -> bool | None:
+        """Follow an expression; return its truth if that is known, and if it changes nothing."""
+        truth: bool | None = None
+        with suppress(Unknown):
+            truth = bool(self.value(node))
+        count = self._changes.count
+        self._expression(node, certain)
+        return None if self._changes.count > count or self.functions.are_doubtful(node) else truth
 
     def _call(self, call: ast.Call, certain: bool) -> None:
         function: Any = call.func
-        name = getattr(function, "attr", getattr(function, "id", ""))
-        if _opens_namespace(call):
-            self._forget_all()
-        elif name in _FROM_FILES:
+        name = self.called_name(function)
+        if passes_environ(call):
+            self.functions.doubtful.add("")
+        if opens_namespace(call):
+            self.forget_all()
+        elif name in FROM_FILES:
             self._put(call, None, None, False)
-        elif name in _DIRECT and call.args:
+        elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
-        elif isinstance(function, ast.Attribute) and self._is_environ(function.value):
+        elif isinstance(function, ast.Attribute) and self.is_environ(function.value):
             self._of_environ(call, name, certain)
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
-        elif name in self._changes.functions and self._deep < _DEEPEST:
-            known = self._changes.functions[name]
+        elif name in self.functions.of and self._deep < _DEEPEST:
+            known = self.functions.of[name]
             for file, body in known:
-                if changes_variables(body, self._changes.functions):
-                    file.call(body, call, self, certain and len(known) == 1)
+                if changes_variables(body, self.functions.of):
+                    sure = certain and len(known) == 1 and self.calls(function, file, body)
+                    file.call(body, call, self, sure)
 
     def _run_program(self, call: ast.Call, module: bool, certain: bool) -> None:
         names = [word.value for word in call.keywords if word.arg == "run_name"]
@@ -342,121 +425,17 @@ class _File(Values):
             self._put(call, call.args[0], None, certain, True)
         elif name == "update":
             self._update(call, call.args, call.keywords, certain)
-        elif name in _CHANGING:
+        elif name in CHANGING:
             self._put(call, None, None, False)
 
     def call(self, function: Any, call: ast.Call, caller: _File, certain: bool) -> None:
         """Follow a call of a function of this file."""
         before, ended = dict(self.names), self._ended
-        arguments = function.args
-        names = [each.arg for each in [*getattr(arguments, "posonlyargs", ()), *arguments.args]]
-        defaults = dict(zip(reversed(names), reversed(arguments.defaults)))
-        given = {**defaults, **dict(zip(names, call.args))}
-        given.update((word.arg, word.value) for word in call.keywords if word.arg)
-        values = {}
-        for name, value in given.items():
-            try:
-                values[name] = (self if value is defaults.get(name) else caller).value(value)
-            except Unknown:
-                continue
-        for each in [*names, *(each.arg for each in arguments.kwonlyargs)]:
-            self.names.pop(each, None)
+        values = self.arguments(function, call, caller)
+        for name in parameter_names(function):
+            self.names.pop(name, None)
         self.names.update(values)
         self._deep, self._ended = caller._deep + 1, False
         self.run(function.body, certain)
         self._deep, self._ended = self._deep - 1, ended
         self.names = before
-
-
-def _opens_namespace(node: Any) -> bool:
-    """Return True for a call through which a program may rebind any name."""
-    name = getattr(getattr(node, "func", None), "id", "")
-    return name in _NAMESPACES and (name == "exec" or not node.args)
-
-
-def _continues_after_error(node: ast.AST) -> bool:
-    """Return True for a `try` of which a handler lets the program go on."""
-    for handler in getattr(node, "handlers", ()):
-        last = handler.body[-1]
-        call = getattr(getattr(last, "value", None), "func", None)
-        ends = getattr(call, "attr", getattr(call, "id", "")) in ("exit", "_exit")
-        if not (isinstance(last, ast.Raise) or ends):
-            return True
-    return False
-
-
-def _may_fail(node: ast.AST) -> bool:
-    """Return True if a statement imports or calls something, other than a method of `environ`."""
-    for each in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
-        if isinstance(each, (ast.Import, ast.ImportFrom)):
-            return True
-        if isinstance(each, ast.Call) and not is_environ(getattr(each.func, "value", None)):
-            return True
-    return False
-
-
-def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:
-    """Return True if a call of this function may change a variable, directly or indirectly."""
-    todo, seen = [node], set()
-    while todo:
-        for each in nodes(todo.pop()):
-            if isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load):
-                if is_environ(each.value):
-                    return True
-            elif isinstance(each, ast.AugAssign) and is_environ(each.target):
-                return True
-            elif isinstance(each, ast.Call):
-                owner: Any = each.func
-                name = getattr(owner, "attr", getattr(owner, "id", ""))
-                if name in _FROM_FILES | _DIRECT:
-                    return True
-                if name in _CHANGING and is_environ(getattr(owner, "value", None)):
-                    return True
-                if name in functions and name not in seen:
-                    seen.add(name)
-                    todo += [body for _, body in functions[name]]
-    return False
-
-
-def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[str]:
-    """Yield the names of variables changed anywhere in a file; imported modules may read them.
-
-    Changes by the nodes `without` do not count.
-    """
-    for node in nodes(tree):
-        if node in without:
-            continue
-        if isinstance(node, (ast.Assign, ast.Delete, ast.AugAssign)):
-            for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
-                if isinstance(target, ast.Subscript) and is_environ(target.value):
-                    yield from _texts([getattr(target.slice, "value", target.slice)])
-            if isinstance(node, ast.AugAssign) and is_environ(node.target):
-                yield from _texts(getattr(node.value, "keys", ()))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner, name = node.func.value, node.func.attr
-            if name in _DIRECT or (name in _CHANGING and is_environ(owner)):
-                yield from _texts(node.args[:1])
-            if name == "update" and is_environ(owner):
-                yield from (word.arg for word in node.keywords if word.arg)
-                for arg in node.args:
-                    if isinstance(arg, ast.Dict):
-                        yield from _texts(arg.keys)
-
-
-def nodes(tree: ast.AST, *without: type) -> Iterator[ast.AST]:
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, without))
-
-
-def is_environ(node: Any) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
-
-
-def _texts(found: Sequence[Any]) -> Iterator[str]:
-    for node in found:
-        value = node if isinstance(node, str) else getattr(node, "value", None)
-        if isinstance(value, str):
-            yield value

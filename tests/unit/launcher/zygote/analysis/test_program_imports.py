@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_launcher.zygote.program_imports import (
+from elasticjob_launcher.zygote.analysis.program_imports import (
     ImportAnalysis,
     Source,
     WantedImport,
@@ -217,6 +217,80 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "except OSError:\n    pass\nfinally:\n    os.environ['D'] = '3'",
         [("B", "1"), ("C", "2"), ("D", "3")],
     ),
+    "several by one statement": (
+        "os.environ['B'], (os.environ['C'], N) = '1', ('2', 3)",
+        [("B", "1"), ("C", "?")],
+    ),
+    "exchanged": (
+        "os.environ['A'], os.environ['B'] = os.environ['B'], os.environ['A']",
+        [("A", "?"), ("B", "?")],
+    ),
+    "in a returned value": ("def f():\n    return os.environ.pop('A')\nf()", [("A", None)]),
+    "in a method": (
+        "class E:\n    def put(self, name, value):\n        os.environ[name] = value\n"
+        "E().put('B', '1')",
+        [("B", "1")],
+    ),
+    "in a constructor": (
+        "class E:\n    def __init__(self, name):\n        os.environ[name] = '1'\nE('B')",
+        [("B", "1")],
+    ),
+    "in a function with collected arguments": (
+        "def f(n, value='1'):\n    os.environ[n] = value\nf(*['B', '2'])\nf('C', **found)",
+        [("", "?")],
+    ),
+    "in a decorator": (
+        "def f(body):\n    os.environ['B'] = '1'\n@f\ndef main():\n    pass",
+        [("B", "1")],
+    ),
+    "in a decorated function": (
+        "@on_first\ndef f():\n    os.environ['B'] = '1'\nf()",
+        [("B", "?")],
+    ),
+    "in a generator": (
+        "def f():\n    os.environ['B'] = '1'\n    yield\nf()",
+        [("B", "?")],
+    ),
+    "in a coroutine": ("async def f():\n    os.environ['B'] = '1'\nf()", [("B", "?")]),
+    "in a function of another package": (
+        "import yaml\ndef f():\n    os.environ['B'] = '1'\nyaml.f()",
+        [("B", "?")],
+    ),
+    "in an operand": ("f() or os.environ.setdefault('B', '1')", [("B", "?")]),
+    "in an operand after one that decides": (
+        "'A' in os.environ or os.environ.update(B='1')\n"
+        "'C' in os.environ or os.environ.update(D='1')",
+        [("D", "1")],
+    ),
+    "in a choice": ("N = os.environ.pop('A') if f() else 0", [("A", "?")]),
+    "in a known choice": ("N = os.environ.pop('A') if 'A' in os.environ else 0", [("A", None)]),
+    "in a comprehension": ("N = [os.environ.pop(n) for n in ('A', 'B')]", [("", "?")]),
+    "in the message of an assertion": ("assert f(), os.environ.pop('A')", [("A", "?")]),
+    "in a condition": (
+        "if os.environ.setdefault('B', '1') == '1':\n    os.environ['C'] = '1'",
+        [("B", "1"), ("C", "?")],
+    ),
+    "in the cause of an error": (
+        "try:\n    raise OSError from os.environ.pop('A')\nexcept OSError:\n    pass",
+        [("A", None)],
+    ),
+    "in the target of a loop": ("for os.environ['B'] in sys.argv:\n    pass", [("B", "?")]),
+    "in the type of a handler": (
+        "try:\n    f()\nexcept os.environ.pop('A'):\n    pass",
+        [("A", "?")],
+    ),
+    "in a loop that ends early": (
+        "for each in ('B', 'C'):\n    if f():\n        break\n    os.environ[each] = '1'",
+        [("B", "?"), ("C", "?")],
+    ),
+    "after a variable that may be missing": (
+        "try:\n    os.environ['C']\n    os.environ['B'] = '1'\nexcept KeyError:\n    pass",
+        [("B", "?")],
+    ),
+    "after a removal that may fail": (
+        "try:\n    del os.environ['C']\n    os.environ['B'] = '1'\nexcept KeyError:\n    pass",
+        [("C", None), ("B", "?")],
+    ),
     "unknown name": ("os.environ[f()] = '1'", [("", "?")]),
     "unknown names": ("os.environ.update(found)", [("", "?")]),
     "a file of variables": ("load_dotenv()", [("", "?")]),
@@ -271,6 +345,43 @@ def test_variable_whose_change_is_not_followed_is_unknown(tmp_path: Path, name: 
     found = analysed(tmp_path, UNFOLLOWED[name].format(sets="os.environ['A'] = input()"))
     assert found.sets == {"A"}
     assert not found.known
+
+
+UNSEEN = {
+    "an assertion's message": "try:\n    assert f(), {pops}\nexcept AssertionError:\n    pass",
+    "an operand": "f() and {pops}",
+    "a default argument": "def f(x={pops} if g() else 0):\n    pass",
+    "a function that is passed on": "def f():\n    {pops}\ncall(f)",
+    "a function with another name": "def f():\n    {pops}\ng = f\ng()",
+    "a method of a decorated class": "@made\nclass E:\n    @late\n    def f(self):\n        {pops}",
+    "a lambda": "call(lambda: {pops})",
+    "another function with the environment": "change(os.environ)",
+    "a method of the environment that is passed on": "list(map(os.environ.pop, ['B']))",
+    "a condition on a value from before": "def f():\n    {pops}\ncall(f)\nN = 'B' in os.environ",
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_condition_on_a_variable_that_may_have_changed_is_unknown(
+    tmp_path: Path, name: str
+) -> None:
+    project, source = Project(tmp_path), UNSEEN[name].format(pops="os.environ.pop('B')")
+    condition = "N" if "N =" in source else "'B' in os.environ"
+    branches = f"if {condition}:\n    import yaml\nelse:\n    import numpy\n"
+    entry = project.write("train.py", f"import os\n{source}\n{branches}")
+    found = analyse_imports([entry], project.search, project.installed, {"B": "1"})
+    assert found.possible == {WantedImport("yaml"), WantedImport("numpy")}
+
+
+def test_functions_of_own_modules_are_followed_by_their_imported_names(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("pkg/__init__.py", "from pkg.env import put\n")
+    project.write("pkg/env.py", "import os\ndef put(name):\n    os.environ[name] = '1'\n")
+    calls = "from pkg import put as there, env\nimport pkg.env as e\n"
+    calls += "there('A')\nenv.put('B')\ne.put('C')\npkg.env.put('D')\n"
+    found = project.read(f"import pkg.env\n{calls}import torch\n")
+    changes = {s.name: s.value for s in found.steps if not isinstance(s, WantedImport)}
+    assert changes == dict.fromkeys("ABCD", "1")
 
 
 def test_condition_in_a_loop_may_hold_in_a_later_iteration(tmp_path: Path) -> None:

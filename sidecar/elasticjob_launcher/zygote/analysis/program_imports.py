@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.environment_changes import (
+from elasticjob_launcher.zygote.analysis.environment_changes import (
     ChangeAnalyser,
     EnvironmentChange,
     ProgramRun,
-    nodes,
-    variables_set,
 )
+from elasticjob_launcher.zygote.analysis.environment_uses import nodes, variables_set
 from elasticjob_launcher.zygote.search_path import added_folders
 
 MAX_FILES = 100

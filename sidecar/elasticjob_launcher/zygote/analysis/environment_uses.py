@@ -1,0 +1,199 @@
+"""Static tests of parts of a program: changes of variables, possible errors, other uses of names.
+
+They look at one part alone; `environment_changes` follows a program in execution order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+FROM_FILES = frozenset({"load_dotenv"})
+"""Functions of packages that set variables from a file."""
+CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
+DIRECT = frozenset({"putenv", "unsetenv"})
+_NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
+_READERS = frozenset(
+    {
+        "dict", "print", "len", "sorted", "list", "set", "iter", "str", "repr", "pprint", "dumps",
+        "copy", "deepcopy", "run", "Popen", "call", "check_call", "check_output",
+    }
+)  # fmt: skip
+"""Functions that change no variable of the `os.environ` that they are given."""
+_CANNOT_FAIL = (
+    *(ast.Expr, ast.Assign, ast.Pass, ast.If, ast.Constant, ast.JoinedStr, ast.FormattedValue),
+    *(ast.Dict, ast.Tuple, ast.List, ast.keyword, ast.expr_context, ast.BoolOp, ast.boolop),
+    *(ast.UnaryOp, ast.Not, ast.IfExp, ast.Compare, ast.cmpop, ast.FunctionDef),
+    *(ast.AsyncFunctionDef, ast.Lambda),
+)
+"""Statements and expressions that raise no error of their own, apart from those in them."""
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def nodes(tree: ast.AST, *without: type) -> Iterator[ast.AST]:
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, without))
+
+
+def is_environ(node: Any) -> bool:
+    return name_of(node) == "environ"
+
+
+def name_of(node: Any) -> str:
+    """Return a name, or the last part of a dotted one; empty for other expressions."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def key_of(node: ast.Subscript) -> Any:
+    """Return the key of a subscript; before Python 3.9 it is in an `ast.Index`."""
+    key: Any = node.slice
+    return key if isinstance(key, ast.Constant) else getattr(key, "value", key)
+
+
+def parts_in_order(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the parts of an expression in the order of their evaluation, with True if each of them
+    is evaluated whenever the expression is.
+
+    Those of `a and b` and of `a if b else c` depend on values and are not among them.
+    """
+    if isinstance(node, ast.Lambda):
+        defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        yield from ((each, True) for each in defaults)
+    elif isinstance(node, _COMPREHENSIONS):
+        first, *others = node.generators
+        yield first.iter, True
+        yield from ((each, False) for each in [*first.ifs, *others])
+        yield from ((each, False) for each in _elements(node))
+    elif isinstance(node, ast.Compare):
+        yield node.left, True
+        yield from ((each, i == 0) for i, each in enumerate(node.comparators))
+    else:
+        yield from ((each, True) for each in ast.iter_child_nodes(node))
+
+
+def _elements(comprehension: Any) -> list[ast.AST]:
+    if isinstance(comprehension, ast.DictComp):
+        return [comprehension.key, comprehension.value]
+    return [comprehension.elt]
+
+
+def is_run_later(function: ast.AST) -> bool:
+    """Return True for a function whose call may run its body later, otherwise or not at all: a
+    coroutine, a generator, a decorated function."""
+    if isinstance(function, ast.AsyncFunctionDef) or getattr(function, "decorator_list", None):
+        return True
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    body = [each for part in getattr(function, "body", ()) for each in nodes(part, *kinds)]
+    return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in body)
+
+
+def leaves_iterations(loop: ast.AST) -> bool:
+    """Return True for a loop with `break` or `continue`."""
+    return any(isinstance(each, (ast.Break, ast.Continue)) for each in nodes(loop))
+
+
+def opens_namespace(node: Any) -> bool:
+    """Return True for a call through which a program may rebind any name."""
+    name = getattr(getattr(node, "func", None), "id", "")
+    return name in _NAMESPACES and (name == "exec" or not node.args)
+
+
+def continues_after_error(node: ast.AST) -> bool:
+    """Return True for a `try` of which a handler lets the program go on."""
+    for handler in getattr(node, "handlers", ()):
+        last = handler.body[-1]
+        call = getattr(getattr(last, "value", None), "func", None)
+        ends = getattr(call, "attr", getattr(call, "id", "")) in ("exit", "_exit")
+        if not (isinstance(last, ast.Raise) or ends):
+            return True
+    return False
+
+
+def passes_environ(call: ast.Call) -> bool:
+    """Return True if a function is called with `os.environ` and may change it."""
+    given = [*call.args, *(word.value for word in call.keywords)]
+    return name_of(call.func) not in _READERS and any(map(is_environ, given))
+
+
+def is_changing_method(node: ast.AST) -> bool:
+    """Return True for a method of `os.environ` that changes it."""
+    return name_of(node) in CHANGING and is_environ(getattr(node, "value", None))
+
+
+def may_fail(statement: ast.AST, names: Collection[str]) -> bool:
+    """Return True unless a statement only sets variables and names; `names` have a value."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    for each in nodes(statement, *functions):
+        if isinstance(each, ast.Name):
+            bound = each.id in names or each.id in ("os", "environ", "__name__")
+            if not bound and isinstance(each.ctx, ast.Load):
+                return True
+        elif isinstance(each, ast.Call):
+            name = getattr(each.func, "attr", "")
+            known = name in ("setdefault", "update", "get") or (name == "pop" and each.args[1:])
+            if not (known and is_environ(getattr(each.func, "value", None))):
+                return True
+        elif isinstance(each, ast.Attribute):
+            if not (is_environ(each) or is_environ(each.value)):
+                return True
+        elif isinstance(each, ast.Subscript):
+            if not (is_environ(each.value) and isinstance(each.ctx, ast.Store)):
+                return True
+        elif not (isinstance(each, _CANNOT_FAIL) or type(each).__name__ == "Index"):
+            return True
+    return False
+
+
+def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:
+    """Return True if a call of this function may change a variable, directly or indirectly."""
+    todo, seen = [node], set()
+    while todo:
+        for each in nodes(todo.pop()):
+            if isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load):
+                if is_environ(each.value):
+                    return True
+            elif isinstance(each, ast.AugAssign) and is_environ(each.target):
+                return True
+            elif isinstance(each, ast.Call):
+                name = name_of(each.func)
+                if name in FROM_FILES | DIRECT or is_changing_method(each.func):
+                    return True
+                if name in functions and name not in seen:
+                    seen.add(name)
+                    todo += [body for _, body in functions[name]]
+    return False
+
+
+def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[str]:
+    """Yield the names of variables changed anywhere in a file; imported modules may read them.
+
+    Changes by the nodes `without` do not count.
+    """
+    for node in nodes(tree):
+        if node in without:
+            continue
+        if isinstance(node, ast.Subscript):
+            if is_environ(node.value) and not isinstance(node.ctx, ast.Load):
+                yield from _texts([key_of(node)])
+        elif isinstance(node, ast.AugAssign) and is_environ(node.target):
+            yield from _texts(getattr(node.value, "keys", ()))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner, name = node.func.value, node.func.attr
+            if name in DIRECT or (name in CHANGING and is_environ(owner)):
+                yield from _texts(node.args[:1])
+            if name == "update" and is_environ(owner):
+                yield from (word.arg for word in node.keywords if word.arg)
+                for arg in node.args:
+                    if isinstance(arg, ast.Dict):
+                        yield from _texts(arg.keys)
+
+
+def _texts(found: Sequence[Any]) -> Iterator[str]:
+    for node in found:
+        value = node if isinstance(node, str) else getattr(node, "value", None)
+        if isinstance(value, str):
+            yield value

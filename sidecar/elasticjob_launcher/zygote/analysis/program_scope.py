@@ -1,0 +1,156 @@
+"""Names of a program's file: their values, and the modules from which they are imported. No I/O."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from elasticjob_launcher.zygote.analysis.environment_uses import (
+    changes_variables,
+    is_environ,
+    is_run_later,
+    name_of,
+    nodes,
+    variables_set,
+)
+from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
+
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
+"""Methods that a call of their class runs."""
+
+
+class Functions:
+    """Functions of all files of a program, by name, each with its file.
+
+    `methods` are those of classes, whose first argument is not in the call. `doubtful` are the
+    variables, all if one is empty, that functions may change unseen from now on.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[Any, Any]]] = {}
+        self.methods: set[ast.AST] = set()
+        self.doubtful: set[str] = set()
+
+    def add(self, name: str, file: Scope, function: ast.AST) -> None:
+        self.of.setdefault(name, []).append((file, function))
+
+    def doubt(self, function: ast.AST) -> None:
+        """Assume from now on that this function may run at any time."""
+        if changes_variables(function, self.of):
+            self.doubtful.update(set(variables_set(function)) or {""})
+
+    def are_doubtful(self, expression: ast.AST) -> bool:
+        """Return True if an expression reads a variable that a function may change unseen."""
+        found = list(nodes(expression)) if self.doubtful else []
+        reads = any(is_environ(each) or name_of(each) == "getenv" for each in found)
+        texts = {each.value for each in found if isinstance(each, ast.Constant)}
+        return reads and ("" in self.doubtful or bool(texts & self.doubtful))
+
+
+class Scope(Values):
+    """Names of one file. `hidden` are those that a function may rebind: their value is unknown."""
+
+    def __init__(self, path: str, environ: Environ, functions: Functions) -> None:
+        super().__init__(path, environ)
+        self.path = path
+        self.functions = functions
+        self.hidden: set[str] = set()
+        self._imported: dict[str, tuple[str, str]] = {}
+
+    def name(self, name: str, value: ast.expr) -> None:
+        super().name(name, value)
+        self._imported.pop(name, None)
+        if name in self.hidden or self.functions.are_doubtful(value):
+            self.names.pop(name, None)
+
+    def forget(self, name: Any) -> None:
+        """Drop the value and the import of a rebound name."""
+        self.names.pop(name, None)
+        self._imported.pop(name, None)
+
+    def forget_all(self) -> None:
+        """Remove the values of names that other code may set, as an import of `*` does."""
+        kept = ("__name__", "__file__")
+        self.names = {name: self.names[name] for name in kept if name in self.names}
+
+    def bind_imports(self, node: Any) -> None:
+        """Record the names of an import statement."""
+        module = (getattr(node, "module", None) or "").rpartition(".")[2]
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            if name == "*":
+                self.forget_all()
+            self.forget(name)
+            if isinstance(node, ast.ImportFrom):
+                self._imported[name] = (module, alias.name)
+                if (node.module, alias.name) == ("os", "environ"):
+                    self.names[name] = self.environ
+            else:
+                self._imported[name] = (alias.name.rpartition(".")[2] if alias.asname else name, "")
+
+    def is_environ(self, node: Any) -> bool:
+        known = isinstance(node, ast.Name) and isinstance(self.names.get(node.id), Environ)
+        return known or is_environ(node)
+
+    def called_name(self, node: Any) -> str:
+        """Return the name that a function has in its own file."""
+        imported = self._imported.get(getattr(node, "id", ""), ("", ""))
+        return imported[1] or name_of(node)
+
+    def calls(self, called: Any, file: Scope, function: ast.AST) -> bool:
+        """Return True if a call by that expression runs this function of a file at once.
+
+        Other objects may have a method, and other packages a function, of the same name.
+        """
+        if is_run_later(function):
+            return False
+        owner = getattr(called, "value", None)
+        first = dotted(called).partition(".")[0]
+        if first in self._imported:
+            module, name = self._imported[first]
+            if owner is not None:
+                module = getattr(owner, "attr", name or module)
+            return not module or module in PurePath(file.path).with_suffix("").parts
+        is_method = function in self.functions.methods
+        if owner is None and is_method:
+            return getattr(function, "name", "") in CONSTRUCTORS
+        return owner is None or is_method
+
+    def arguments(self, function: Any, call: ast.Call, caller: Scope) -> Mapping[str, Any]:
+        """Return the known values of a function's parameters in that call."""
+        parameters = function.args
+        names = [each.arg for each in [*getattr(parameters, "posonlyargs", ()), *parameters.args]]
+        defaults = dict(zip(reversed(names), reversed(parameters.defaults)))
+        given: dict[str, Any] = {}
+        if all(word.arg for word in call.keywords) and not _is_any_starred(call.args):
+            is_method = function in self.functions.methods
+            given = {**defaults, **dict(zip(names[is_method:], call.args))}
+        given.update((word.arg, word.value) for word in call.keywords if word.arg)
+        values = {}
+        for name, value in given.items():
+            try:
+                values[name] = (self if value is defaults.get(name) else caller).value(value)
+            except Unknown:
+                continue
+        return values
+
+
+def parameter_names(function: Any) -> list[str]:
+    found = function.args
+    positional = [*getattr(found, "posonlyargs", ()), *found.args, *found.kwonlyargs]
+    return [each.arg for each in [*positional, found.vararg, found.kwarg] if each]
+
+
+def paired(target: Any, value: Any) -> list[tuple[Any, Any]]:
+    """Return the targets of an assignment with their values, None for one that is not known."""
+    items, values = getattr(target, "elts", ()), getattr(value, "elts", ())
+    if not items or len(items) != len(values) or _is_any_starred([*items, *values]):
+        return [(target, value)]
+    constants = (each if isinstance(each, ast.Constant) else None for each in values)
+    return list(zip(items, constants))
+
+
+def _is_any_starred(found: Sequence[Any]) -> bool:
+    return any(isinstance(each, ast.Starred) for each in found)
