@@ -196,7 +196,7 @@ def test_folders_put_before_others_on_the_path_are_found(monkeypatch: pytest.Mon
 
 
 def test_filter_of_all_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warnings, "filters", list(warnings.filters))
+    monkeypatch.setattr(warnings, "filters", [])
     settings = Settings()
     settings.begin()
     warnings.filterwarnings("ignore", message="x")
