@@ -165,11 +165,13 @@ class EtcdSource:
         recorded = self.etcd.newest(self.namespace, self.uid) or 0
         newest = max(recorded, memory.rendezvous.incarnation or 0)
         found = self._records(newest) if newest else None
+        lost_seconds = self.etcd.cache.lost_seconds  # etcd may be back before the pods are read
         own = await pods.read(job, memory)
         if own.newest > newest or newest == 0:
             # etcd has lost the job's records or never had any: the pods decide.
             newest = max(own.newest, 1)
             found = self._records(newest)
+            lost_seconds = self.etcd.cache.lost_seconds
         # Suspension ended the last incarnation: while unreadable, the next may have begun.
         known = self.etcd.cache.known or own.has(newest) or memory.rendezvous.goes_on
         if known:
@@ -193,7 +195,7 @@ class EtcdSource:
             )
             self.etcd.follow(self.namespace, self.uid, target)
         before = Observed(seen, incarnation=newest, unchecked=unchecked)
-        made = self._combined(memory, before, found)
+        made = self._combined(memory, before, found, lost_seconds)
         if made.rendezvous.readable:
             goes_on = not made.rendezvous.suspended
             memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
@@ -204,10 +206,17 @@ class EtcdSource:
         found = self._bounded(
             job, memory, self._records(incarnation), {pod.uid for pod in seen.pods}
         )
-        return self._combined(memory, replace(seen, incarnation=incarnation), found)
+        again = replace(seen, incarnation=incarnation)
+        return self._combined(memory, again, found, self.etcd.cache.lost_seconds)
 
-    def _combined(self, memory: JobMemory, seen: Observed, found: Records | None) -> Observed:
-        """Return this observation with the rendezvous as in these records."""
+    def _combined(
+        self, memory: JobMemory, seen: Observed, found: Records | None, lost_seconds: float
+    ) -> Observed:
+        """Return this observation with the rendezvous as in these records.
+
+        Args:
+            lost_seconds: time for which etcd was unreadable when the records were read.
+        """
         memory.rendezvous = memory.rendezvous.with_members(found, seen.pods)
         return replace(
             seen,
@@ -216,7 +225,7 @@ class EtcdSource:
             bounds=memory.rendezvous.bounds if found is None else found.bounds,
             bounds_revision=0 if found is None else found.bounds_revision,
             store=self.etcd.trouble_of(self.uid),
-            unreadable_seconds=self.etcd.cache.lost_seconds,
+            unreadable_seconds=lost_seconds,
         )
 
     def _bounded(

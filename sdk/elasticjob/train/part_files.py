@@ -36,8 +36,7 @@ _MODE = 0o600
 _SMALL_BYTES = 1 << 12
 """Maximum size of a memory range that is cheaper to copy than to write in a call of its own."""
 _SLICE_BYTES = 1 << 26
-"""Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
-due to the size of the part."""
+"""Maximum number of bytes in one call to storage: a long call is then not due to its size."""
 _LARGE_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 """Memory that is populated, or written, before its next use: it is then still in the processor's
@@ -455,9 +454,10 @@ def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
 
 
 def _joined(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Yield the views, small ones in a row in one copy."""
+    """Yield the views, small ones in a row in copies of at most 16 MiB."""
     for is_small, group in itertools.groupby(views, lambda view: view.nbytes <= _SMALL_BYTES):
-        yield from [memoryview(b"".join(group))] if is_small else group  # noqa: B031
+        while some := list(itertools.islice(group, 16 * _MAX_VIEWS if is_small else 1)):
+            yield memoryview(b"".join(some)) if is_small else some[0]
 
 
 def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:

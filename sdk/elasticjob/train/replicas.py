@@ -212,10 +212,15 @@ def step_to_overwrite(held: Sequence[Part | None], part: Part) -> int | None:
     for index, each in enumerate(held):
         if each is None:
             return index
-    order = [(each.version.gang, each.version.step) for each in held if each is not None]
-    if max(order) > (part.version.gang, part.version.step):
+    # Of one step the part that the ranks have renamed, after an older snapshot, is the newer one.
+    order = [_age(each) for each in held if each is not None]
+    if max(order) > _age(part):
         return None
     return order.index(min(order))
+
+
+def _age(part: Part) -> tuple[int, int, int]:
+    return part.version.gang, part.version.step, -part.before
 
 
 class Accepted:

@@ -227,6 +227,7 @@ class Snapshots:
         self._missing = Missing(0)
         """Places where this rank could have parts of the last snapshot, and has not."""
         self._next_step = 0
+        self._interval = 1  # between two regular snapshots, also where the next one is due earlier
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage), job.name),
             job.name,
@@ -308,8 +309,8 @@ class Snapshots:
         step = self._newest.step
         lost, due = self._begun(gang, plan, offers)
         self._missing = Missing(0)
-        interval = self._pace.start(step, interval_before(plan, offers))
-        self._next_step = next_regular(step, interval, due)
+        self._interval = self._pace.start(step, interval_before(plan, offers))
+        self._next_step = next_regular(step, self._interval, due)
         self._found = (offers, plan)
         if plan is None:
             check_size(gang, offers, self._sharded)
@@ -423,7 +424,7 @@ class Snapshots:
         store = bool(store) or unasked
         keeps = not store and self._keeps and train.link().stops_unasked(in_memory=True)
         is_early = (unasked or keeps) and step < self._next_step
-        interval = self._next_step - self._newest.step if is_early else None
+        interval = self._interval if is_early else None
         is_due = store or keeps or step >= self._next_step
         if self._stop is not None:
             state, rank_state = self._held(
@@ -578,7 +579,7 @@ class Snapshots:
         version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.
         if not is_due:
-            interval = self._next_step - self._newest.step
+            interval = self._interval
         part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
@@ -672,6 +673,8 @@ class Snapshots:
         is_held = all(each.holds for each in begins)
         self._can_keep = self._has_place and not self._store.is_shared
         self._keeps = self._can_keep and not is_held
+        if not self._keeps:  # another restore of this process may have offered it
+            train.link().keeps_no_more()
         if self._stop is not None:
             self._stop.start(is_held, obstacle)
         lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
@@ -822,7 +825,7 @@ class Snapshots:
             if replication is not None:
                 begins = replication.exchanged([State(each.copies) for each in proposals])
                 self._report.change(replicated=replication.replicated_step)
-        self._next_step = step + steps
+        self._interval, self._next_step = steps, step + steps
         return begins, store_due
 
     def _give_up_last(self, missing: int) -> bool:
@@ -869,6 +872,7 @@ def _finish(
     if stops is not None:
         if ended_with_error():
             stops.commit(COPY_SECONDS)
+        stops.is_on = False  # `release` then leaves the reason for lost steps
         stops.release()  # waits for a copy that the launcher has asked for
     if writes is not None:
         writes.end()

@@ -352,15 +352,14 @@ class StopCopy:
         kind, most = _requested(link)
         seconds = self._limit_seconds()
         left = self._left_of_step(most) if seconds and kind != AT_ONCE else 0.0
-        if not seconds or (kind == END_STEP and not left):
-            return
-        link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
         try:
-            is_finished = bool(left) and self._finish_step(left)
-            if kind != END_STEP:
-                self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
-            if kind != AT_ONCE and self.replication is not None:
-                self.replication.flush_steps(FLUSH_SECONDS)  # this node may leave
+            if seconds and (kind != END_STEP or left):
+                link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
+                is_finished = bool(left) and self._finish_step(left)
+                if kind != END_STEP:
+                    self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
+            if kind != AT_ONCE and (replication := self.replication) is not None:
+                replication.flush_steps(FLUSH_SECONDS)  # this node may leave
         finally:
             with self._changed:
                 self._is_stopping = False

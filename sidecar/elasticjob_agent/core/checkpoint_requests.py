@@ -84,8 +84,12 @@ def wants_to_save(group: WorkerGroup) -> bool:
 
 
 def wants_to_keep(group: WorkerGroup) -> bool:
-    """Return True if all workers here can keep their state in memory before a planned stop."""
-    return bool(group.progress) and all(worker.keeps for worker in group.progress.values())
+    """Return True if all workers here can keep their state in memory before a planned stop.
+
+    One without a progress file would pass the point on which the others agree.
+    """
+    keeping = [worker for worker in group.progress.values() if worker.keeps]
+    return len(keeping) == group.slots > 0
 
 
 def completed(group: WorkerGroup) -> bool:

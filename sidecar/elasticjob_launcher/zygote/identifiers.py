@@ -272,9 +272,9 @@ def calling_module(unless: str = "", beyond: str = "") -> str:
     the package itself is imported.
     """
     frame: Any = sys._getframe()
-    while frame is not None and _is_ours(frame):
+    while frame is not None and is_of_zygote(frame):
         frame = frame.f_back
-    while frame is not None and not _is_ours(frame):
+    while frame is not None and not is_of_zygote(frame):
         name = str(frame.f_globals.get("__name__", ""))
         passed_over = bool(beyond) and name.partition(".")[0] == beyond
         if not (passed_over or is_python_module(name)):
@@ -285,7 +285,7 @@ def calling_module(unless: str = "", beyond: str = "") -> str:
     return ""
 
 
-def _is_ours(frame: Any) -> bool:
+def is_of_zygote(frame: Any) -> bool:
     return bool(frame.f_globals.get("__package__") == __package__)
 
 

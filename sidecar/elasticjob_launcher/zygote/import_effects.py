@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,13 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.child_files import ChildFiles
 from elasticjob_launcher.zygote.fork_safety import thread_count
-from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
+from elasticjob_launcher.zygote.identifiers import (
+    TRUSTED,
+    Identifiers,
+    calling_module,
+    is_of_zygote,
+)
+from elasticjob_launcher.zygote.kept_values import is_unknown_rank
 from elasticjob_launcher.zygote.process_settings import Replacements, Settings
 from elasticjob_launcher.zygote.process_state import (
     IPC,
@@ -40,6 +47,8 @@ _REAPS = ("system", "wait", "waitpid", "wait3", "wait4")
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
 MOST_REASONS = 4
 _C_NUMBERS = frozenset({"getpid", "gettid", "getpgid", "getpgrp", "getsid", "syscall"})
+_WITH_NUMBER = re.compile(r"/proc/(self|thread-self|\d+)/(task/\d+/)?(stat|status|sched)$")
+"""Files that have the process number; others in /proc are read by packages that do not keep it."""
 _TRUSTED_FILE = ("", "")
 """Reason and module of a file that a trusted package created: its creator may change it."""
 
@@ -206,8 +215,8 @@ class Effects:
             "socket.bind": self._binds,
             "ctypes.dlsym": self._calls_c,
             "sys.addaudithook": lambda: self._notice("adds an audit hook"),
-            "subprocess.Popen": lambda program, words, folder, env: self._spawns(words, folder),
-            "os.posix_spawn": lambda program, words, env: self._spawns(words),
+            "subprocess.Popen": lambda program, *details: self._spawns(*details),
+            "os.posix_spawn": lambda program, words, env: self._spawns(words, None, env),
             "os.system": self._spawns,
             **dict.fromkeys(_FORKS, self._spawns),
             **dict.fromkeys(_CHANGES, self._changes),
@@ -236,13 +245,13 @@ class Effects:
             self.identifiers.numbered()
 
     def _opens(self, path: Any, mode: Any, flags: int) -> None:
-        if isinstance(path, int):
+        if isinstance(path, int) or is_of_zygote(sys._getframe(2)):  # as `process_status`
             return
         if not flags & _WRITES:
             text = os.fsdecode(path)
             if text in (f"/proc/{self._pid}/environ", "/proc/self/environ"):
                 self._notice(f"reads {text}")
-            elif text.startswith("/proc/"):
+            elif _WITH_NUMBER.match(text):
                 self.identifiers.numbered()
             return
         name = _absolute(path)
@@ -307,8 +316,11 @@ class Effects:
             if not os.path.lexists(name):
                 self._make(name, "special file")
 
-    def _spawns(self, command: Any = None, folder: Any = None) -> None:
+    def _spawns(self, command: Any = None, folder: Any = None, env: Any = None) -> None:
         self._spawned = True
+        if isinstance(env, dict):  # perhaps a copy of the environment: the process has no rank
+            for name in [name for name, value in env.items() if is_unknown_rank(value)]:
+                del env[name]
         self._child_files.started(command, folder)
 
     def _reaps(self, result: Any) -> None:

@@ -14,12 +14,18 @@ MOST_VALUES = 200_000
 UNKNOWN_RANK = "elasticjob: rank of a worker"
 """Value of the ranks in a copy of the whole environment that a package makes during its import."""
 _DEEP = 3
-_UNKNOWN_RANKS = (UNKNOWN_RANK, UNKNOWN_RANK.encode())
+_UNKNOWN_RANKS: dict[type, Any] = {str: UNKNOWN_RANK, bytes: UNKNOWN_RANK.encode()}
 _FEWEST_DIGITS = 6
 _CLOCK = re.compile(r"(?=(\d\d[-_:.h]\d\d[-_:.m]\d\d))")
 _DATE = re.compile(r"(?<!\d)\d{4}[-_./]?\d\d[-_./]?\d\d(?!\d)")
 _TICK_SECONDS = 0.02
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
+
+
+def is_unknown_rank(value: Any) -> bool:
+    """Compare values of one type: with -bb Python refuses to compare texts with bytes."""
+    kind = type(value)
+    return kind in _UNKNOWN_RANKS and bool(value == _UNKNOWN_RANKS[kind])
 
 
 class DrawnValues:
@@ -73,11 +79,11 @@ class DrawnValues:
         if self.is_process(value):
             return "the process number"
         kind = type(value)
-        if kind in (str, bytes) and value in _UNKNOWN_RANKS:
+        if is_unknown_rank(value):
             return "a copy of the environment"
-        if kind is float and abs(value - self._own_start) < _TICK_SECONDS:
+        if kind is float and self._own_start and abs(value - self._own_start) < _TICK_SECONDS:
             return "the start of the process"
-        if kind is str and self._in_proc.search(value):
+        if kind is str and self._in_proc.match(value):
             return "the process number"
         if kind in (float, int) and value in self._times:
             return self._times[value]

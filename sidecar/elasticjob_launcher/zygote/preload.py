@@ -99,6 +99,7 @@ class ImportGuard:
             sys.meta_path.remove(self)
             for environ in both:
                 environ._data = plain
+            reporting.end()
 
     def load(self, wanted: WantedImport, in_order: bool = True, line: int = 0) -> None:
         """Import a module, or record the refusal. The program itself reports a missing module.
@@ -331,36 +332,59 @@ class _ReportingDict(dict):  # type: ignore[type-arg]
         self._changed = changed
         self._last: Any = None
         self._next: dict[Any, Any] = {}
+        self._ended = False
+
+    def end(self) -> None:
+        """Be the content from now on: a package may have kept `copy.copy(os.environ)`."""
+        self._ended = True
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return {name: self[name] for name in self}
+
+    def __len__(self) -> int:
+        return len(self._content)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._ended:
+            return iter(self._content)
         names = [*super().__iter__()]
-        if names and calling_module():
+        if names and calling_module(unless="subprocess"):  # whose processes have no rank
             ranks = [rank for rank in map(os.fsencode, sorted(RANKS)) if rank not in names]
-            self._next = dict(zip(ranks, [names[-1], *ranks]))  # each with the one before it
             names += ranks
+            orders = (names, sorted(names))  # of a copy
+            self._next = {rank: {each[each.index(rank) - 1] for each in orders} for rank in ranks}
         return iter(names)
 
     def __contains__(self, key: Any) -> bool:
+        if self._ended:
+            return key in self._content
         there = super().__contains__(key)
         self._read(os.fsdecode(key), there)
         return there
 
     def __getitem__(self, key: Any) -> Any:
+        if self._ended:
+            return self._content[key]
         last, self._last = self._last, key
         there = super().__contains__(key)
-        if not there and last is not None and self._next.get(key) == last:
+        if not there and last is not None and last in self._next.get(key, ()):
             return UNKNOWN_RANK.encode()  # in a copy of the whole environment
         self._read(os.fsdecode(key), there)
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._changed(os.fsdecode(key))
+        if value == UNKNOWN_RANK.encode():  # of a copy that is put back
+            os.unsetenv(key)
+            return
+        if not self._ended:
+            self._changed(os.fsdecode(key))
         super().__setitem__(key, value)
         self._content[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        self._changed(os.fsdecode(key))
-        super().__delitem__(key)
+        if not self._ended:
+            self._changed(os.fsdecode(key))
+            super().__delitem__(key)
         del self._content[key]
 
 

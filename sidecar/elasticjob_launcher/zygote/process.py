@@ -334,8 +334,8 @@ class ZygoteProcess:
 
     def end(self) -> None:
         """Kill the process, its helpers and temporary files; the launcher reaps the process."""
+        self._over = True  # messages that are pending have no effect any more
         self._receive()  # reads the paths of its temporary files
-        self._over = True
         helpers = descendants(self.pid) if self.pid else {}
         self._hang_up()
         if self.pid and not self._ended:

@@ -160,6 +160,8 @@ class Replacements:
             return
         if not (name in _LIBRARIES or is_python_module(name)):
             return
+        if name.partition(".")[0] == "distutils":  # setuptools', which replaces its classes
+            return
         module: Any = sys.modules[name]
         names = dict(names_of(module))
         self._holders[name] = [(name, module, names)]

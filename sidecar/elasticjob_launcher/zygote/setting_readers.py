@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
@@ -128,7 +129,8 @@ def _priority(module: Any) -> tuple[int, int]:
 def _temporary_folder(module: Any) -> tuple[Any, str]:
     """Return the folder set by a program; None for one that Python determines itself."""
     folder = module.tempdir
-    own = folder is None or folder in module._candidate_tempdir_list()
+    places = module._candidate_tempdir_list()
+    own = folder is None or folder in [*places, *map(os.path.abspath, places)]
     return None if own else folder, module.template
 
 
@@ -207,7 +209,7 @@ _TORCH_FLAGS = (
     *("_get_mkldnn_enabled", "_get_mkldnn_deterministic", "_get_nnpack_enabled"),
     *("_get_onednn_allow_tf32", "_is_multithreading_enabled", "_is_torch_function_enabled"),
     *("_len_torch_function_stack", "_len_torch_dispatch_stack", "is_anomaly_enabled"),
-    *("is_autocast_cache_enabled", "is_autocast_cpu_enabled", "is_grad_enabled"),
+    *("is_autocast_cache_enabled", "is_grad_enabled"),
     *("is_inference_mode_enabled", "_get_default_device", "_get_graph_executor_optimize"),
 )
 """Functions of `torch._C` without arguments that return a mode or flag."""

@@ -339,6 +339,17 @@ HARMLESS = {
     "a package that replaces private functions of Python": "import typing_extensions",
     "a folder after others": "import sys; sys.path.append('/x')",
     "a function added to a module": "import json\njson.of_odd_pkg = lambda: None",
+    "classes of distutils, which setuptools replaces": "import sys\n"
+    "if sys.version_info < (3, 12):\n    import distutils.dist as d\n"
+    "    d.Distribution = type('D', (d.Distribution,), {})",
+    "an environment that is put back": "import os\nfrom unittest import mock\n"
+    "with mock.patch.dict(os.environ, X='1'):\n    pass\n"
+    "assert 'RANK' not in os.popen('env').read().split('=')",
+    "the environment of a process, without ranks": "import os, subprocess\n"
+    "out = subprocess.run(['env'], env={**os.environ}, capture_output=True, text=True).stdout\n"
+    "assert 'LOCAL_RANK' not in out\ndel out",
+    "the environment in order": "import os\nfor name in sorted(os.environ):\n"
+    "    value = os.environ[name]\ndel name, value",
     "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 

@@ -115,6 +115,8 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
             pod.script.wanted_for(now) > SETTLED_SECONDS and _can_report(pod) for pod in gang
         )
         wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
+        # Nobody remembers the state of a gang that leaves as a whole.
+        wanted = wanted and not (checker.world.plan.keeps and all(pod.leaving for pod in gang))
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
         return
     saved = all(pod.script.saved or pod.script.save_error for pod in gang)

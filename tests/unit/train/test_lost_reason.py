@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from elasticjob import layout, train
 from elasticjob.layout import Loss
 from elasticjob.train import Snapshots, held_state, stop_copy
+from elasticjob.train import snapshots as snapshots_module
 from elasticjob.train.agreement import (
     SHARED,
     Offer,
@@ -63,6 +65,19 @@ def test_copied_step_has_no_reason(memory: Path) -> None:
     _alive = trained(memory)
     assert ask(memory)
     assert recorded(memory) is Loss.UNKNOWN
+
+
+def test_reason_of_a_worker_that_ends_with_an_error_stays(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, snapshots = trained(memory)
+    monkeypatch.setattr(stop_copy, "COPY_SECONDS", 0.0)
+    monkeypatch.setattr(snapshots_module, "ended_with_error", lambda: True)
+    stop = snapshots._stop
+    assert stop is not None
+    references = weakref.ref(snapshots._store), weakref.ref(stop), weakref.ref(snapshots)
+    snapshots_module._finish(None, *references)
+    assert recorded(memory) is Loss.COPY_TOO_LONG
 
 
 def test_steps_without_save_are_the_reason(memory: Path) -> None:
@@ -284,6 +299,10 @@ def test_stops_within_an_interval_leave_storage_its_snapshots(memory: Path, tmp_
         stop._keep_at -= 1000.0
         assert ask(memory)
         snapshots.close()
+        parts = [part for part in MemoryBuffers(memory, 0).parts() if part.rank == SHARED]
+        at_stop = [part.version.step - part.before for part in parts if part.at_stop]
+        assert set(at_stop) <= {10}, "the regular interval"
+        assert at_stop or last % 10 == 0
     assert taken == [10, 20]
     folders = (tmp_path / "storage").glob("step-*")
     assert sorted(int(path.name[5:17]) for path in folders) == [10, 20]

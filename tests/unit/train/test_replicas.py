@@ -21,6 +21,7 @@ from elasticjob.train.replicas import (
     may_drop,
     receivers,
     replica_to_overwrite,
+    step_to_overwrite,
 )
 from elasticjob.train.replication import domains
 
@@ -213,6 +214,17 @@ def test_confirmed_copy_is_not_overwritten(
     held: list[Part | None], keep: Version | None, expected: int
 ) -> None:
     assert replica_to_overwrite(held, keep) == expected
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_copy_of_a_renamed_step_stays_longer_than_that_of_its_former_name(order: int) -> None:
+    """The ranks have given up the snapshot of step 8, and then name one before it."""
+    own = Part(Version(9, 7), 1, 2, 8)
+    renamed = own._replace(before=6)
+    held = [own, renamed][::order]
+    index = step_to_overwrite(held, own._replace(version=Version(10, 7), before=6))
+    assert index is not None
+    assert held[index] == own
 
 
 def test_delayed_copy_is_not_accepted_after_a_newer_one_of_the_same_rank() -> None:

@@ -867,6 +867,14 @@ def test_own_parts_of_each_step_make_room_for_a_snapshot(tmp_path: Path) -> None
         memory.commit(part(3, SHARED, 2), body(3, 20_000))
 
 
+def test_small_views_are_joined_in_bounded_pieces() -> None:
+    views = [memoryview(bytes([n % 251]) * 4096) for n in range(5000)]
+    views.insert(4500, memoryview(bytes(1 << 20)))
+    joined = list(part_files._joined(views))
+    assert b"".join(joined) == b"".join(views)
+    assert [view.nbytes for view in joined] == [16 << 20, 404 * 4096, 1 << 20, 500 * 4096]
+
+
 def test_copies_of_other_ranks_steps_make_room_for_the_own_parts(tmp_path: Path) -> None:
     size = RECORD_BYTES + 3 + 10_000
     memory = MemoryBuffers(tmp_path, 0, 2 * size + 100)

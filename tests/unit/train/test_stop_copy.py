@@ -21,6 +21,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -331,9 +332,12 @@ def test_planned_stop_does_not_wait_for(
     stop._last = (3, now)
     monkeypatch.setattr(time, "perf_counter", lambda: now + since)
     waits: list[float] = []
+    flushes: list[float] = []
     monkeypatch.setattr(stop, "_finish_step", waits.append)
+    monkeypatch.setattr(stop, "replication", SimpleNamespace(flush_steps=flushes.append))
     ask(memory, kind=kind, seconds=seconds)
     assert waits == []
+    assert flushes == [stop_copy.FLUSH_SECONDS]  # the node may leave
     found = Snapshots().restore()
     assert (found is None) == (kind == stop_copies.END_STEP)
     assert found is None or found.step == 3

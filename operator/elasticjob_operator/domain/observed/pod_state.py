@@ -394,14 +394,22 @@ machine shuts down or is short of something, its labels or taints have changed, 
 port, no NUMA node has what the pod needs, or a device failed."""
 
 
+_SHORTAGES = ("The node was low on resource", "The node had condition")
+"""Beginnings of the kubelet's message on an eviction that no limit of the pod explains."""
+
+
 def _is_rejected(raw: Raw, trainer: Raw | None) -> bool:
     """Return True if the kubelet rejected the pod, or ended it before a container of it ran.
 
-    A pod whose init container ran may be evicted for its own use of storage.
+    A pod whose init container ran may be evicted for its own use of storage, unless the message
+    names a shortage of the machine.
     """
-    reason = (raw.get("status") or {}).get("reason") or ""
+    status = raw.get("status") or {}
+    reason = status.get("reason") or ""
     if reason not in _REJECTIONS and not reason.startswith("OutOf"):
         return False
+    if reason == "Evicted" and (status.get("message") or "").startswith(_SHORTAGES):
+        return not has_run(trainer or {})
     containers = [trainer or {}, *statuses(raw, "initContainerStatuses").values()]
     return not any(has_run(status) for status in containers)
 

@@ -43,8 +43,14 @@ def _last_final_at(view: RendezvousView) -> datetime | None:
     return max((at for round_ in view.rounds if (at := final_at(round_)) is not None), default=None)
 
 
-def launch_backoff_until(failures: list[Pod]) -> datetime | None:
-    """Return the end of the back-off after these launch failures; None if there is none."""
+def launch_backoff_until(
+    failures: list[Pod], most_seconds: float = MOST_REJECTION_SECONDS
+) -> datetime | None:
+    """Return the end of the back-off after these launch failures; None if there is none.
+
+    Args:
+        most_seconds: maximum delay for rejections that last.
+    """
     if len(failures) < 2:
         return None
     last = failures[-1]
@@ -52,7 +58,7 @@ def launch_backoff_until(failures: list[Pod]) -> datetime | None:
     first = first_rejected(failures)
     if first is not None and last.rejected:
         lasted = (_end_time(last) - _end_time(first)).total_seconds()
-        delay = max(delay, min(lasted, MOST_REJECTION_SECONDS))
+        delay = max(delay, min(lasted, most_seconds))
     return _end_time(last) + timedelta(seconds=delay)
 
 

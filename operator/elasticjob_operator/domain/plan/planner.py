@@ -42,6 +42,7 @@ from elasticjob_operator.domain.plan.closing_checkpoint import (
 )
 from elasticjob_operator.domain.plan.launch_failures import (
     MOST_LAUNCH_FAILURES,
+    MOST_REJECTION_SECONDS,
     first_rejected,
     launch_backoff_until,
     launch_failures,
@@ -70,7 +71,7 @@ from elasticjob_operator.domain.plan.sizes import (
 from elasticjob_operator.domain.plan.surplus import Disfavored, surplus
 from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.types import CleanPodPolicy, Phase
+from elasticjob_operator.model.types import CleanPodPolicy, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.members import MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
@@ -283,7 +284,9 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
     )
     if reason is not None:
         return _plan_failure(observed, phase, size, reason)
-    held = launch_backoff_until(failures)
+    # A gang that has trained and cannot form waits for its pods: their machines may be others.
+    waits = bool(view.rounds) and view.state is not RendezvousState.FINAL
+    held = launch_backoff_until(failures, 0.0 if waits else MOST_REJECTION_SECONDS)
     if held is not None and held <= now:
         held = None
     steered = is_steered(job)

@@ -88,6 +88,8 @@ def decide_charges(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | Non
             if reason is not None:
                 return _leave_uncharged(snapshot, number, reason)
             if not _decision_is_due(snapshot, number, memory.peers, timers):
+                if memory.doubted == number:  # a later charge needs a read of its own time
+                    memory.doubted = memory.checked = 0
                 continue
             memory.doubted = number
             if memory.must_read:

@@ -17,7 +17,9 @@ _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
 _READERS = frozenset(
     {
         "dict", "print", "len", "sorted", "list", "set", "iter", "str", "repr", "pprint", "dumps",
-        "copy", "deepcopy", "run", "Popen", "call", "check_call", "check_output",
+        "copy", "deepcopy", "pformat", "debug", "info", "warning", "error", "log", "dump", "type",
+        "isinstance", "tuple", "any", "all", "filter", "map", "run",
+        "Popen", "call", "check_call", "check_output",
     }
 )  # fmt: skip
 """Functions that change no variable of the `os.environ` that they are given."""
@@ -103,7 +105,10 @@ def opens_namespace(node: Any) -> bool:
 
 
 def continues_after_error(node: ast.AST) -> bool:
-    """Return True for a `try` of which a handler lets the program go on."""
+    """Return True for a `try` of which a handler lets the program go on, and for `suppress`."""
+    for item in getattr(node, "items", ()):
+        if name_of(getattr(item.context_expr, "func", None)) == "suppress":
+            return True
     for handler in getattr(node, "handlers", ()):
         last = handler.body[-1]
         call = getattr(getattr(last, "value", None), "func", None)

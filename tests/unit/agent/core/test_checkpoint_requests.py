@@ -96,9 +96,12 @@ def test_script_that_keeps_its_state_in_memory_is_reported_as_such() -> None:
     assert (told(driven).saves, told(driven).keeps) == (False, True)
 
 
-def test_worker_that_does_not_keep_its_state_leaves_the_node_without() -> None:
+@pytest.mark.parametrize("other", [{}, {1: WorkerProgress(step=1)}], ids=["no file", "reports"])
+def test_worker_that_does_not_keep_its_state_leaves_the_node_without(
+    other: dict[int, WorkerProgress],
+) -> None:
     driven = training(saves=False)
-    workers = {0: WorkerProgress(points=3, keeps=True), 1: WorkerProgress(step=1)}
+    workers = {0: WorkerProgress(points=3, keeps=True), **other}
     driven.feed(WorkersProgressed(1, workers, 0, False))
     assert not told(driven).keeps
 

@@ -68,6 +68,30 @@ def test_path_with_the_process_number_that_a_worker_may_use_is_kept(
     assert removed(tmp_path, f"{start}{makes}\n") == (0, [kept])
 
 
+READS = {
+    "a submodule alone": ("from odd_pkg import part\nloaded('odd_pkg.part')", "set()"),
+    "its own status": ("open('/proc/self/stat').read()", "{'odd_pkg'}"),
+    "memory of the machine": ("open('/proc/meminfo').read()", "set()"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_package_that_may_have_read_the_process_number_is_known(tmp_path: Path, name: str) -> None:
+    """The recorder itself reads the status of the process after each module."""
+    source, known = READS[name]
+    (tmp_path / "odd_pkg").mkdir()
+    (tmp_path / "odd_pkg" / "__init__.py").write_text(f"{source}\n")
+    (tmp_path / "odd_pkg" / "part.py").write_text("x = 1\n")
+    hook = "import builtins; builtins.loaded = effects.module_loaded"
+    program = PROGRAM.partition("effects.found()")[0]
+    program = program.replace("effects.begin()", f"{hook}\neffects.begin()")
+    package = Path(elasticjob_launcher.__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{package}", "PLACE": str(tmp_path)}
+    command = [sys.executable, "-c", f"{program}\nprint(effects.identifiers._numbered)\n"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == known, done.stderr
+
+
 FAILS = {
     "link": "os.symlink('/', old)",
     "socket": "import socket; socket.socket(socket.AF_UNIX).bind(str(old))",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +30,7 @@ from elasticjob_launcher.zygote.manager import (
     wait_seconds,
 )
 from elasticjob_launcher.zygote.preload_cache import AFTER_SECONDS
-from elasticjob_launcher.zygote.process import ZygoteEvents, activity
+from elasticjob_launcher.zygote.process import ZygoteEvents, ZygoteProcess, activity
 
 
 class Due:
@@ -440,3 +444,20 @@ def test_activity_of_a_sleeping_interpreter_does_not_grow() -> None:
             found.append(activity(process.pid))
         assert found[-1] is not None
         process.kill()
+
+
+def test_pending_messages_of_a_process_that_is_given_up_have_no_effect(tmp_path: Path) -> None:
+    """The launcher ends a successor that has just loaded, to start workers at once."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    heard: list[Any] = []
+    loop: Any = SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None)
+    output: Any = None
+    process = ZygoteProcess(loop, output, ours, ZygoteEvents(heard.append, heard.append))
+    made = tmp_path / "made"
+    made.touch()
+    with theirs:
+        for message in ({"is": "importing", "module": "x"}, {"is": "made", "path": str(made)}):
+            theirs.send(json.dumps(message).encode())
+        process.end()
+    assert heard == []
+    assert not made.exists()

@@ -7,7 +7,9 @@ import logging
 import os
 import posix
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -193,6 +195,21 @@ def test_folders_put_before_others_on_the_path_are_found(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "path", ["/first", *sys.path])
     settings.module_loaded("odd_pkg")
     assert settings.found() == [("changes sys.path when it is imported", "odd_pkg")]
+
+
+@pytest.mark.parametrize("form", ["{folder}/", "{folder}/../{name}"])
+def test_temporary_folder_of_the_environment_is_no_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Python stores its absolute path."""
+    monkeypatch.setenv("TMPDIR", form.format(folder=tmp_path, name=tmp_path.name))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    settings = Settings()
+    settings.begin()
+    assert tempfile.gettempdir() == str(tmp_path)
+    assert settings.found() == []
+    tempfile.tempdir = "/elsewhere"
+    assert settings.found() != []
 
 
 def test_filter_of_all_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -217,6 +217,30 @@ def test_observation_has_the_time_for_which_etcd_was_unreadable(
         assert (await made.observe()).observed.unreadable_seconds == 3.0
         again = made.source.observe_again(job(), made.memory, before)
         assert again.unreadable_seconds == 3.0
+
+    asyncio.run(scenario())
+
+
+def test_etcd_that_returns_while_the_pods_are_read_was_unreadable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The records are missing, so a stop must not take the job for one without a round."""
+
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD), remembered=RendezvousMemory(1, bounds=OLD))
+        clock = SimpleNamespace(monotonic=lambda: made.cache._lost_at + 3.0)
+        monkeypatch.setattr(informer_cache, "time", clock)
+        made.cache.readable = False
+        pods, read = FakePods((0,)), FakePods.read
+
+        async def returning(*arguments: Any) -> PodObjects:
+            made.cache.readable = True
+            return await read(*arguments)
+
+        monkeypatch.setattr(FakePods, "read", returning)
+        seen = (await made.observe(pods)).observed
+        assert not seen.rendezvous.readable
+        assert seen.unreadable_seconds == 3.0
 
     asyncio.run(scenario())
 

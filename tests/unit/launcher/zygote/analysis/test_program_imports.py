@@ -184,6 +184,16 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "if __name__ == '__main__':\n    os.environ['B'] = '1'\nelse:\n    os.environ['C'] = '1'",
         [("B", "1")],
     ),
+    "suppressed error": (
+        "import contextlib\nwith contextlib.suppress(ImportError):\n    import absent\n"
+        "    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
+    "logged environment": (
+        "import logging\nlogging.info('%s', os.environ)\n"
+        "if 'B' not in os.environ:\n    os.environ['B'] = '1'",
+        [("B", "1")],
+    ),
     "unknown value": ("os.environ['B'] = str(len(sys.argv))", [("B", "?")]),
     "unknown condition": ("if len(sys.argv) > 1:\n    os.environ['B'] = '1'", [("B", "?")]),
     "value of a rank": ("os.environ['B'] = os.environ.get('LOCAL_RANK', '0')", [("B", "?")]),

@@ -517,6 +517,28 @@ def test_pod_evicted_after_an_init_container_began_is_not_rejected(pod: RawPod) 
     assert (disrupted.launch_failed, disrupted.rejected) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("message", "rejected"),
+    [
+        ("The node was low on resource: ephemeral-storage. Threshold quantity: 10%", True),
+        ("The node had condition: [DiskPressure]. ", True),
+        ('Usage of EmptyDir volume "logs" exceeds the limit "64Mi". ', False),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ", False),
+    ],
+)
+def test_pod_evicted_for_a_shortage_of_its_machine_is_rejected_before_its_trainer_runs(
+    message: str, rejected: bool
+) -> None:
+    pod = RawPod().starting().has("fetch", running(SCHEDULED))
+    pod.disrupted("TerminationByKubelet", message).phase(
+        "Failed", reason="Evicted", message=message
+    )
+    found = read(pod)
+    assert (found.launch_failed, found.rejected) == (True, rejected)
+    trained = RawPod().ready().has("trainer", terminated(137))
+    assert not read(trained.phase("Failed", reason="Evicted", message=message)).rejected
+
+
 @pytest.mark.parametrize("disrupted", [True, False], ids=["disrupted", "without the condition"])
 def test_pod_evicted_before_a_container_began_is_rejected(disrupted: bool) -> None:
     """The kubelet adds the condition from Kubernetes 1.26 on."""

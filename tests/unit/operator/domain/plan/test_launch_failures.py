@@ -129,6 +129,15 @@ def test_back_off_after_rejected_pods_is_as_long_as_the_rejections(
     assert created(planned(*kept, at=delay)) == 2
 
 
+def test_gang_that_waits_for_pods_has_the_short_back_off_after_rejections() -> None:
+    """It has trained, and other machines may be free."""
+    rejected = [replace(one, rejected=True) for one in stillborn(10, seconds=3600)]
+    last = [replace(one, rejected=True) for one in stillborn(1, first=20)]
+    view = RendezvousView(rounds=(history(1, final_at=ago(7200)),))
+    found = planned(*rejected, *last, view=view)
+    assert (created(found), found.wake_at) == (0, later(16))
+
+
 def test_rejections_before_the_last_round_do_not_delay_the_next_pod() -> None:
     old = [replace(one, rejected=True) for one in stillborn(2, seconds=3600, first=1)]
     new = [replace(one, rejected=True) for one in stillborn(2, seconds=0, first=3)]

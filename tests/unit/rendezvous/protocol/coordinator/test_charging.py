@@ -55,6 +55,20 @@ def test_consequence_is_charged_after_a_new_read() -> None:
     assert (current.pending, current.charged, current.counts.losses) == ((), (), 1)
 
 
+def test_charge_that_is_postponed_after_the_read_needs_another_one() -> None:
+    """A member that falls silent postpones it: its lease may end meanwhile."""
+    job = aborted().later(WINDOW)
+    memory, own = job.coordinator, job.stored("z")
+    assert decide(memory, job.view(), own, job.clock) is None
+    assert memory.must_read
+    memory.checked = memory.doubted
+    job.answers("c", Verdict.UNKNOWN)
+    assert decide(memory, job.view(), own, job.clock) is None
+    job.later(WINDOW)
+    assert decide(memory, job.view(), own, job.clock) is None
+    assert memory.must_read
+
+
 def test_new_coordinator_has_nothing_to_read_again() -> None:
     job = gang().failure("a", kind=ABORT)
     job.act()
