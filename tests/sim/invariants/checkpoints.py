@@ -116,7 +116,8 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
         )
         wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
         # Nobody remembers the state of a gang that leaves as a whole.
-        wanted = wanted and not (checker.world.plan.keeps and all(pod.leaving for pod in gang))
+        leaves = all(pod.leaving or pod.name in after.cause.members for pod in gang)
+        wanted = wanted and not (checker.world.plan.keeps and leaves)
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
         return
     saved = all(pod.script.saved or pod.script.save_error for pod in gang)
