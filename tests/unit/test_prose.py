@@ -58,6 +58,7 @@ FOREIGN = {
     "C++": {"terminate called without an active exception"},
     "Linux": {"model name", "permission denied"},
     "kube-scheduler": {"nodes are available: "},
+    "kubelet": {"The node was low on resource", "The node had condition"},
     "kube-apiserver": {"exceeded quota:", "status unknown for quota:"},
     "kubectl": {
         "was refused",
