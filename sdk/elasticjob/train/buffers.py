@@ -262,14 +262,14 @@ class MemoryBuffers:
         try:
             self._check_room(name, index, size)
         except NoRoom:
-            own = not name.startswith(_OWN)  # they replace copies of others alone
-            names = (_OWN, _STEP) if own else (_STEP,)
-            found = [path for each in names for path in self.folder.glob(f"{each}*.[01]")]
+            # An own part replaces copies of other nodes alone.
+            prefixes = (_STEP,) if name.startswith(_OWN) else (_OWN, _STEP)
+            found = [path for each in prefixes for path in self.folder.glob(f"{each}*.[01]")]
             if not found:
                 raise
             for path in found:
                 _remove(path)
-            if own:
+            if _OWN in prefixes:
                 self._held.pop(f"{_OWN}{self._local_rank}", None)
             self._check_room(name, index, size)
 

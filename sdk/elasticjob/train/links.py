@@ -180,10 +180,10 @@ class StepSender:
         while (found := self._next()) is not None:
             part, body = found
             header = _packed(part, None, body)
-            content = b"".join(body.views)
             proof = _step_proof(self._key, nonce, number, header)
-            proof.update(content)
-            link.sendall(header + content + proof.digest())
+            for view in body.views:
+                proof.update(view)
+            link.sendall(b"".join((header, *body.views, proof.digest())))
             with self._changed:
                 if self._waiting and self._waiting[0] is found:
                     self._waiting.popleft()

@@ -53,9 +53,9 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
     """Return True if a leaving node's workers keep running because the job may save first."""
-    if state.is_urgent or state.leaving_at is None:
+    if state.is_urgent or state.leaving_at is None or not _precedes_stop(state, group):
         return False
-    if not _supports_saving(state, group, wants_to_save(group) or wants_to_keep(group)):
+    if not (wants_to_save(group) or wants_to_keep(group)):
         return False
     return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
 
@@ -65,7 +65,7 @@ def is_unasked(state: State, number: int) -> bool:
     group = state.group
     if group is None or group.round != number or group.empty or group.request is not None:
         return False
-    return _supports_saving(state, group, wants_to_save(group)) and _request(state) is None
+    return _precedes_stop(state, group) and wants_to_save(group) and _request(state) is None
 
 
 def request_timeout_at(state: State) -> float | None:
@@ -172,12 +172,12 @@ def _had_saved(before: WorkerProgress | None, point: int) -> bool:
     return 0 <= before.step <= before.checkpoint_step
 
 
-def _supports_saving(state: State, group: WorkerGroup, wants: bool) -> bool:
-    """Return True if workers want to save before a planned stop and the round supports it."""
+def _precedes_stop(state: State, group: WorkerGroup) -> bool:
+    """Return True if the rendezvous requests saves in the workers' round before a planned stop."""
     directive = state.directive
     if not isinstance(directive, Run) or group.round != directive.roster.number:
         return False
-    return directive.precedes_stop and wants
+    return directive.precedes_stop
 
 
 def _request(state: State) -> Save | None:

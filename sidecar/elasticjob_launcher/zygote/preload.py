@@ -23,7 +23,7 @@ from elasticjob_launcher.zygote.analysis.program_imports import WantedImport
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
 from elasticjob_launcher.zygote.identifiers import GENERATORS, RANKED, calling_module
 from elasticjob_launcher.zygote.import_effects import Effects, described
-from elasticjob_launcher.zygote.kept_values import UNKNOWN_RANK
+from elasticjob_launcher.zygote.kept_values import UNKNOWN_RANK, is_unknown_rank
 from elasticjob_launcher.zygote.worker_environment import RANKS, is_rank
 
 PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")
@@ -373,7 +373,7 @@ class _ReportingDict(dict):  # type: ignore[type-arg]
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if value == UNKNOWN_RANK.encode():  # of a copy that is put back
+        if is_unknown_rank(value):  # of a copy that is put back
             os.unsetenv(key)
             return
         if not self._ended:

@@ -89,16 +89,21 @@ def test_full_then_unreachable_etcd_is_reported_once_each_with_its_end(
     ns.await_status(phase="Running")
 
 
+def suspend_unrecorded(ns: Namespace) -> None:
+    """Suspend the job while etcd refuses to record it."""
+    ns.await_condition(KIND, "EtcdRefusesWrites")
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_status(phase="Suspended", pods=0)
+
+
 def test_job_is_suspended_while_etcd_refuses_writes_and_closed_later(
     ns: Namespace, etcd: EtcdServer
 ) -> None:
     running(ns, etcd, 2)
     fill(etcd)
     try:
-        ns.await_condition(KIND, "EtcdRefusesWrites")
-        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        suspend_unrecorded(ns)
         ns.await_pods()
-        ns.await_status(phase="Suspended", pods=0)
         assert ns.status()["rendezvous"]["state"] == "final"
     finally:
         empty(etcd)
@@ -113,9 +118,7 @@ def test_resumption_while_etcd_refuses_writes_waits_for_the_record_of_the_suspen
     running(ns, etcd, 2)
     fill(etcd)
     try:
-        ns.await_condition(KIND, "EtcdRefusesWrites")
-        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
-        ns.await_status(phase="Suspended", pods=0)
+        suspend_unrecorded(ns)
         ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
         recorded = "the job is resumed once its suspension is recorded"
         wait_until(lambda: ns.condition("Suspended")["message"] == recorded, "the wait", SECONDS)

@@ -54,6 +54,11 @@ class Job:
         snapshots.restore()
         return snapshots
 
+    def record(self) -> layout.Record:
+        found = layout.unpack(self.progress.read_bytes())
+        assert found is not None
+        return found
+
     def report(self) -> layout.SnapshotReport:
         found = layout.unpack_report(self.progress.read_bytes())
         assert found is not None
@@ -355,8 +360,7 @@ def test_report_has_steps_size_and_restored_step(job: Job) -> None:
     assert (report.step, report.size > 4000, report.restored) == (1, True, 0)
     train.progress(1)  # the record before the report is another one
     assert job.report() == report
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert record.step == 1
 
 
@@ -402,8 +406,7 @@ def test_lost_steps_count_from_the_farthest_rank(tmp_path: Path) -> None:
 
 def checkpoint(job: Job) -> tuple[int, int]:
     """Return the step and the number of the reported checkpoints."""
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     return record.checkpoint_step, record.checkpoints
 
 
@@ -441,15 +444,13 @@ def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
     job.settings(everySteps=100, storage={"folder": str(job.storage / "demo"), "everySeconds": 900})
     snapshots = job.started()
     assert not snapshots.save(1, {"x": 1}, 1)
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert record.flags == layout.SAVES | layout.REPORTS  # the agent may ask
     asked(job, point=3)
     assert not snapshots.save(2, {"x": 2}, 2)
     assert snapshots.save(3, {"x": 3}, 3)
     assert job.stored() == [3]
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert (record.checkpoint_step, record.checkpoints) == (3, 1)
     assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
 
@@ -464,8 +465,7 @@ def answered(job: Job) -> int:
 def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> None:
     snapshots = job.started(every_steps=100)
     assert not snapshots.save(1, {"x": 1}, 1)
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert record.flags == layout.KEEPS
     asked(job, point=3)
     assert not snapshots.save(2, {"x": 2}, 2)
@@ -497,18 +497,12 @@ def test_snapshot_before_a_planned_stop_keeps_the_interval_of_the_regular_ones(
     assert (plan.version.step, interval_before(plan, offers)) == (13, 10)
 
 
-def flags(job: Job) -> int:
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
-    return record.flags
-
-
 def test_closed_snapshots_offer_to_keep_nothing(job: Job) -> None:
     snapshots = job.started(every_steps=100)
     snapshots.save(1, {"x": 1}, 1)
-    assert flags(job) == layout.KEEPS
+    assert job.record().flags == layout.KEEPS
     snapshots.close()
-    assert flags(job) == 0
+    assert job.record().flags == 0
 
 
 def test_state_that_turns_out_to_be_on_a_device_is_kept_before_planned_stops(job: Job) -> None:
@@ -517,7 +511,7 @@ def test_state_that_turns_out_to_be_on_a_device_is_kept_before_planned_stops(job
     snapshots = job.started(every_seconds=1000, optimizers=lambda: optimizer)
     for step in range(1, 40):
         snapshots.save(step, {"x": step}, step)
-    assert flags(job) == layout.KEEPS
+    assert job.record().flags == layout.KEEPS
 
 
 def test_time_to_save_before_a_planned_stop_counts_from_the_request(
@@ -537,8 +531,7 @@ def test_held_state_needs_no_save_before_a_planned_stop(job: Job) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
     snapshots = job.started(every_steps=100, optimizers=optimizer)
     snapshots.save(1, {"x": torch.zeros(2)})
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert record.points == 0
 
 
@@ -551,8 +544,7 @@ def test_failed_last_snapshot_does_not_end_the_training(
     asked(job, point=1)
     assert snapshots.save(1, {"x": 1}, 1)
     assert "the snapshot is not in storage" in caplog.text
-    record = layout.unpack(job.progress.read_bytes())
-    assert record is not None
+    record = job.record()
     assert record.checkpoints == 0
     answer = layout.unpack_answer(job.progress.read_bytes())
     assert answer is not None
