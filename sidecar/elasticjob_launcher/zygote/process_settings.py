@@ -109,7 +109,7 @@ class Settings:
         self._are_quiet.append(is_quiet)
 
     def module_failed(self) -> None:
-        """Forget the module that began last."""
+        """Remove the module that began last: its code has raised an error."""
         self._are_quiet.pop()
 
     def _settings_at(self, name: str, is_quiet: bool) -> Sequence[Setting]:
