@@ -59,6 +59,8 @@ _BEFORE_AUTOLOAD = (
 
 _BACKENDS = "torch.backends"
 """Entry point group of the packages that torch 2.5 and newer import to add a device type."""
+_OWN_BUILD = re.compile(r"[0-9.]+(\+(cpu|cu[0-9]+|rocm[0-9.]+|xpu))?(\.post[0-9]+)?")
+"""Versions of PyTorch's own builds; those of other makers have other devices as `cuda`."""
 _DRIVERS = {
     "cuda": re.compile(r"nvidia|nvhost|nvmap|nvgpu|tegra|dxg"),
     "hip": re.compile(r"kfd|dxg"),
@@ -118,19 +120,33 @@ def _built_torch() -> Any:
             for distribution in importlib.metadata.distributions()
             for entry in distribution.entry_points
         )
+        is_known = _OWN_BUILD.fullmatch(version.__version__) and hasattr(version, "cuda")
         known = SimpleNamespace(__version__=version.__version__, version=version)
-        return known if not added and hasattr(version, "cuda") else None
-    except Exception:  # of another build, or metadata that is damaged: torch itself is asked
+        return known if is_known and not added else None
+    except Exception:  # of another build, or damaged metadata: torch is imported then
         return None
 
 
+def _has_cuda_driver() -> bool:
+    """Return True if CUDA's driver library can be loaded: a remote GPU has no device file."""
+    with contextlib.suppress(ImportError, OSError):
+        importlib.import_module("ctypes").CDLL("libcuda.so.1")
+        return True
+    return False
+
+
 def _may_find_devices(version: Any) -> bool:
-    """Return True if a device file exists that this build of torch can use."""
-    names = os.listdir(devices.DEV)  # noqa: PTH208
+    """Return True if a device file exists that this build of torch can use, or CUDA's driver."""
+    if getattr(version, "cuda", None) is not None and _has_cuda_driver():
+        return True
+    try:
+        names = os.listdir(devices.DEV)  # noqa: PTH208
+    except OSError:
+        return True
     return any(
         driver.match(name)
         for maker, driver in _DRIVERS.items()
-        if getattr(version, maker, None) is not None
+        if getattr(version, maker, "") is not None  # torch 2.6 and older have no `xpu`
         for name in names
     )
 

@@ -31,7 +31,7 @@ _ACCEPTED = frozenset(
 )  # fmt: skip
 """Modules of a framework that change only the format of warnings, and that record the arguments of
 `torch.compile`."""
-_QUIET = frozenset({"torch", "torchgen", "functorch", "numpy", "sympy", "mpmath"})
+_NEUTRAL = frozenset({"torch", "torchgen", "functorch", "numpy", "sympy", "mpmath"})
 """Packages, beside Python's, that are not expected to change a setting when they are imported."""
 _LIBRARIES = frozenset(
     {
@@ -89,9 +89,10 @@ class Settings:
         self._last: dict[str, Any] = {}
         self._changers: dict[str, list[str]] = {}
         self._large: dict[str, Any] = {}
-        self._are_quiet: list[bool] = []
+        self._are_neutral: list[bool] = []
 
     def begin(self) -> None:
+        self._are_neutral.clear()
         self._large = _read(LARGE_SETTINGS)
         self._last = _read()
         self._before = dict(self._last)
@@ -100,21 +101,22 @@ class Settings:
     def module_begins(self, name: str, importer: Callable[[], str]) -> None:
         """Attribute the settings changed so far to the module that imports this one.
 
-        Between modules of quiet packages only the processors are read: another change is attributed
+        Between modules of neutral packages only the processors are read: another change is attributed
         to the first of these modules. Most modules are theirs, and to read all settings around each
         takes a fifth of the processor time of its import.
         """
-        is_quiet = name.partition(".")[0] in _QUIET or is_python_module(name)
-        self._attribute(importer, self._settings_at(name, is_quiet))
-        self._are_quiet.append(is_quiet)
+        is_neutral = name.partition(".")[0] in _NEUTRAL or is_python_module(name)
+        self._attribute(importer, self._settings_at(name, is_neutral))
+        self._are_neutral.append(is_neutral)
 
     def module_failed(self) -> None:
         """Remove the module that began last: its code has raised an error."""
-        self._are_quiet.pop()
+        if self._are_neutral:
+            self._are_neutral.pop()
 
-    def _settings_at(self, name: str, is_quiet: bool) -> Sequence[Setting]:
+    def _settings_at(self, name: str, is_neutral: bool) -> Sequence[Setting]:
         """Return the settings to read before or after the code of a module."""
-        is_within = is_quiet and bool(self._are_quiet) and self._are_quiet[-1]
+        is_within = is_neutral and bool(self._are_neutral) and self._are_neutral[-1]
         return _BINDING if is_within and name not in _MODULES else SETTINGS
 
     def _attribute(self, module: Callable[[], str], settings: Sequence[Setting]) -> dict[str, Any]:
@@ -135,8 +137,8 @@ class Settings:
 
     def module_loaded(self, name: str) -> None:
         """Attribute changed settings to this module; modules below it came first."""
-        is_quiet = self._are_quiet.pop() if self._are_quiet else False
-        now = self._attribute(lambda: name, self._settings_at(name, is_quiet))
+        is_neutral = self._are_neutral.pop() if self._are_neutral else False
+        now = self._attribute(lambda: name, self._settings_at(name, is_neutral))
         if name in _MODULES:  # its own import determines the initial values
             own = {setting.name for setting in SETTINGS if setting.of == name}
             self._before.update((key, now[key]) for key in own if key in now)

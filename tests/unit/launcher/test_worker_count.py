@@ -174,7 +174,7 @@ def test_devices_that_torch_cannot_use_are_explained(
 
 def version_file(folder: Path, **built: str | None) -> Path:
     """Write a torch that cannot be imported; return its folder."""
-    values = {"__version__": "2.9", "cuda": None, "hip": None, **built}
+    values = {"__version__": "2.9", "cuda": None, "hip": None, "xpu": None, **built}
     text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
     torch = 'raise AssertionError("torch is imported")\n'
     write(folder, {"torch/version.py": text, "torch/__init__.py": torch})
@@ -187,6 +187,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dev").mkdir()
     (tmp_path / "packages").mkdir()
     monkeypatch.setattr(devices, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(visible_devices, "_has_cuda_driver", lambda: False)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages"), sysconfig.get_path("stdlib")])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     importlib.invalidate_caches()
@@ -211,7 +212,7 @@ def test_torch_is_not_imported_where_its_build_can_find_no_device(
     write(place / "dev", dict.fromkeys(files, ""))
     found = visible_devices.visible_devices(word, {})
     assert (found.number, found.torch, found.trouble) == (0, "2.9", "")
-    assert "nvidia0" not in files or built or "built without CUDA" in found.note
+    assert ("nvidia0" in files) == ("built without CUDA" in found.note)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +244,45 @@ def test_torch_is_imported_where_its_build_may_find_a_device(
             "new-1.dist-info/entry_points.txt": "[torch.backends]\nnew = new:load\n",
         },
         {"torch/version.py": "__version__ = '0.1'\n"},
+        {"torch/version.py": "__version__ = '2.8.0+metax3.5'\ncuda = hip = xpu = None\n"},
         {"torch/version.py": "raise ValueError\n"},
     ],
-    ids=["npu", "gaudi", "entry point", "unknown build", "damaged"],
+    ids=["npu", "gaudi", "entry point", "unknown build", "build of another maker", "damaged"],
 )
 def test_torch_is_imported_if_a_package_may_add_a_device_type(
     place: Path, added: dict[str, str]
 ) -> None:
     version_file(place / "packages")
     write(place / "packages", added)
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_before_the_version_of_xpu_is_imported_where_there_is_a_render_node(
+    place: Path,
+) -> None:
+    version_file(place / "packages")
+    build = {"torch/version.py": "__version__ = '2.6.0+xpu'\ncuda = hip = None\n"}
+    write(place / "packages", build)
+    write(place / "dev", {"dri/renderD128": ""})
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_is_imported_where_cuda_is_reached_without_a_device_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_file(place / "packages", cuda="12.8")
+    monkeypatch.setattr(visible_devices, "_has_cuda_driver", lambda: True)
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_is_imported_where_the_device_files_cannot_be_listed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_file(place / "packages")
+    monkeypatch.setattr(devices, "DEV", place / "absent")
     with pytest.raises(AssertionError, match="torch is imported"):
         visible_devices.visible_devices("accelerators", {})
 
