@@ -101,9 +101,9 @@ class Settings:
     def module_begins(self, name: str, importer: Callable[[], str]) -> None:
         """Attribute the settings changed so far to the module that imports this one.
 
-        Between modules of neutral packages only the processors are read: another change is attributed
-        to the first of these modules. Most modules are theirs, and to read all settings around each
-        takes a fifth of the processor time of its import.
+        Between modules of neutral packages only the processors are read: another change is
+        attributed to the first of these modules. Most modules are theirs, and to read all settings
+        around each takes a fifth of the processor time of its import.
         """
         is_neutral = name.partition(".")[0] in _NEUTRAL or is_python_module(name)
         self._attribute(importer, self._settings_at(name, is_neutral))
