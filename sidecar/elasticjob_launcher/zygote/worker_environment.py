@@ -103,6 +103,15 @@ def show_process_as(words: Sequence[str], env: Mapping[str, str], name: str = ""
             _write(env_start + at, len(room), [os.fsencode(word) for word in own])
 
 
+def own_arguments() -> list[str]:
+    """Return the command line of this process, as it was started; empty if it cannot be read."""
+    try:
+        with open("/proc/self/cmdline", "rb") as line:  # noqa: PTH123
+            return [os.fsdecode(word) for word in line.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
 def _write(start: int, size: int, words: Sequence[bytes]) -> int:
     """Write the words, padded to the size; return their length, with the last one's end."""
     text = b"\0".join(words)[: size - 1]

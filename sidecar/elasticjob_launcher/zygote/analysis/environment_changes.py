@@ -30,7 +30,6 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     passes_environ,
 )
 from elasticjob_launcher.zygote.analysis.program_scope import (
-    CONSTRUCTORS,
     Functions,
     Scope,
     paired,
@@ -162,15 +161,11 @@ class _File(Scope):
     def _class(self, node: ast.ClassDef, certain: bool) -> None:
         words = [word.value for word in node.keywords]
         self._expression([*node.decorator_list, *node.bases, *words], certain)
-        before = dict(self.names)
+        before, classes = dict(self.names), dict(self.classes)
         self.run(node.body, certain)
-        self.names = before
+        self.names, self.classes = before, classes
         self.forget(node.name)
-        for each in node.body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self.functions.methods.add(each)
-                if each.name in CONSTRUCTORS:
-                    self.functions.add(node.name, self, each)
+        self.functions.add_class(node, self)
 
     def _block(self, node: Any, certain: bool) -> None:
         """Follow any other statement, with or without nested statements."""
@@ -430,12 +425,13 @@ class _File(Scope):
 
     def call(self, function: Any, call: ast.Call, caller: _File, certain: bool) -> None:
         """Follow a call of a function of this file."""
-        before, ended = dict(self.names), self._ended
+        before, classes, ended = dict(self.names), dict(self.classes), self._ended
         values = self.arguments(function, call, caller)
+        self.bind_receiver(function)
         for name in parameter_names(function):
             self.names.pop(name, None)
         self.names.update(values)
         self._deep, self._ended = caller._deep + 1, False
         self.run(function.body, certain)
         self._deep, self._ended = self._deep - 1, ended
-        self.names = before
+        self.names, self.classes = before, classes

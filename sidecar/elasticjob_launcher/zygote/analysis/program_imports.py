@@ -172,10 +172,10 @@ class _Program:
         if source.path in self._seen or len(self._seen) >= MAX_FILES:
             return
         self._seen.add(source.path)
+        self._files.append(source.path)
         tree = _parsed(source.path)
         if tree is None:
             return
-        self._files.append(source.path)
         self._trees.append(tree)
         self._sets.update(variables_set(tree))
         for node in nodes(tree):

@@ -149,9 +149,17 @@ def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
     project.write("broken.py", "def (:\n")
     (tmp_path / "binary.py").write_bytes(b"\xff\x00\xfe")
     assert project.modules("import broken, binary, numpy") == ["numpy"]
-    assert analyse_imports(
-        [Source(str(tmp_path / "none.py"))], project.search, project.installed
-    ) == ImportAnalysis((), frozenset())
+    none = str(tmp_path / "none.py")
+    assert analyse_imports([Source(none)], project.search, project.installed) == ImportAnalysis(
+        (), frozenset(), files=(none,)
+    )
+
+
+def test_file_that_cannot_be_parsed_is_read_again_after_a_change(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    broken = project.write("train.py", "def (:\n")
+    found = analyse_imports([broken], project.search, project.installed)
+    assert found.files == (broken.path,)
 
 
 CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
@@ -240,6 +248,27 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "class E:\n    def put(self, name, value):\n        os.environ[name] = value\n"
         "E().put('B', '1')",
         [("B", "1")],
+    ),
+    "in a method of a named object": (
+        "class E:\n    def put(self):\n        os.environ['B'] = '1'\n    def get(self):\n"
+        "        self.put()\nclass F(E):\n    def update(self):\n        super().get()\n"
+        "f = F()\nf.update()",
+        [("B", "1")],
+    ),
+    "in a method of the same name as that of another object": (
+        "class E:\n    def get(self, name):\n        os.environ[name] = '1'\n"
+        "e = E()\ne = {'B': 2}\ne.get('B')",
+        [("B", "?")],
+    ),
+    "in a method of the same name as that of an unknown object": (
+        "class E:\n    def update(self):\n        os.environ['B'] = '1'\n"
+        "e = make(E)\ne.update()",
+        [("B", "?")],
+    ),
+    "in a method of a class that another package has too": (
+        "from yaml import E\ne = E()\nclass E:\n    def put(self):\n"
+        "        os.environ['B'] = '1'\ne.put()",
+        [("B", "?")],
     ),
     "in a constructor": (
         "class E:\n    def __init__(self, name):\n        os.environ[name] = '1'\nE('B')",
