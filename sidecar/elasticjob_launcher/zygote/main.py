@@ -175,8 +175,9 @@ class Zygote:
                 if not (step.known or differs_by_worker(step.name)):
                     unknown = unknown or step
             elif unknown is not None and not is_python_module(step.module):
+                sets = "may set" if unknown.doubtful else "sets"
                 self._end_if_unfit(
-                    f"{unknown.where}: it sets {unknown.name or 'variables'} to what cannot be "
+                    f"{unknown.where}: it {sets} {unknown.name or 'variables'} to what cannot be "
                     f"read, before it imports {step.module}"
                 )
 

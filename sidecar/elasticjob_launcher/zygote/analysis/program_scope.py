@@ -40,23 +40,30 @@ class Functions:
         self.of.setdefault(name, []).append((file, function))
 
     def add_class(self, node: ast.ClassDef, file: Scope) -> None:
-        """Add a class whose methods have been added, and the methods that a call of it runs."""
+        """Add a class whose methods have been added, and those that Python itself calls."""
         self.classes[node.name] = (file, [name_of(base) for base in node.bases])
         for each in node.body:
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self.methods[each] = node.name
-                if each.name in CONSTRUCTORS:
+                if each.name.startswith("__"):
                     self.add(node.name, file, each)
+
+    def is_implicit(self, function: Any, name: str) -> bool:
+        """Return True for a method of a class of that name that a call of the class may not run."""
+        return self.methods.get(function) == name and function.name not in CONSTRUCTORS
 
     def is_a(self, name: str, base: str, depth: int = 0) -> bool:
         """Return True if a class is that class or inherits from it."""
         bases = self.classes[name][1] if name in self.classes and depth < _DEEPEST_CLASS else []
         return name == base or any(self.is_a(each, base, depth + 1) for each in bases)
 
-    def doubt(self, function: ast.AST) -> None:
-        """Assume from now on that this function may run at any time."""
+    def doubt(self, function: ast.AST) -> set[str]:
+        """Assume from now on that this function may run at any time; return what it may change."""
+        found: set[str] = set()
         if changes_variables(function, self.of):
-            self.doubtful.update(set(variables_set(function)) or {""})
+            found = set(variables_set(function)) or {""}
+        self.doubtful.update(found)
+        return found
 
     def are_doubtful(self, expression: ast.AST) -> bool:
         """Return True if an expression reads a variable that a function may change unseen."""
@@ -98,7 +105,7 @@ class Scope(Values):
         if name == "super":
             return self.classes.get("super()", "")
         known = self.functions.classes.get(name)
-        return name if known is not None and self._is_from(node.func, known[0]) else ""
+        return name if known is not None and self.is_from(node.func, known[0]) else ""
 
     def forget(self, name: Any) -> None:
         """Drop the value, the import and the class of a rebound name."""
@@ -141,7 +148,7 @@ class Scope(Values):
 
         Other objects may have a method, and other packages a function, of the same name.
         """
-        if is_run_later(function) or not self._is_from(called, file):
+        if is_run_later(function) or not self.is_from(called, file):
             return False
         owner = getattr(called, "value", None)
         if self._is_imported(called):
@@ -154,7 +161,7 @@ class Scope(Values):
     def _is_imported(self, called: Any) -> bool:
         return dotted(called).partition(".")[0] in self._imported
 
-    def _is_from(self, called: Any, file: Scope) -> bool:
+    def is_from(self, called: Any, file: Scope) -> bool:
         """Return False for a name that is imported from another module than that file."""
         if not self._is_imported(called):
             return True
