@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 RANKS = frozenset(
@@ -105,6 +106,8 @@ def show_process_as(words: Sequence[str], env: Mapping[str, str], name: str = ""
 
 def own_arguments() -> list[str]:
     """Return the command line of this process, as it was started; empty if it cannot be read."""
+    if hasattr(sys, "orig_argv"):
+        return list(sys.orig_argv)
     try:
         with open("/proc/self/cmdline", "rb") as line:  # noqa: PTH123
             return [os.fsdecode(word) for word in line.read().split(b"\0")[:-1]]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
-    FROM_FILES,
+    UNSEEN,
     changes_variables,
     continues_after_error,
     is_changing_method,
@@ -422,9 +422,9 @@ class _File(Scope):
             self._doubt_variables({""}, call)
         if opens_namespace(call):
             self.forget_all()
-        elif name in _IMPORTERS and len(call.args) == 1 and not call.keywords:
+        elif name in _IMPORTERS - self.functions.of.keys() and len(call.args) == 1:
             self._import_by_name(call, certain)
-        elif name in FROM_FILES:
+        elif name in UNSEEN - self.functions.of.keys():
             self._put(call, None, None, False)
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)

@@ -9,10 +9,10 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-FROM_FILES = frozenset({"load_dotenv"})
-"""Functions of packages that set variables from a file."""
+UNSEEN = frozenset({"load_dotenv", "setenv"})
+"""Functions of packages and of C that set variables to values from elsewhere, as from a file."""
 CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
-DIRECT = frozenset({"putenv", "setenv", "unsetenv"})
+DIRECT = frozenset({"putenv", "unsetenv"})
 _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
 _READERS = frozenset(
     {
@@ -169,7 +169,7 @@ def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> 
                     return True  # which others may change
             elif isinstance(each, ast.Call):
                 name = name_of(each.func)
-                if name in FROM_FILES | DIRECT or is_changing_method(each.func):
+                if name in UNSEEN | DIRECT or is_changing_method(each.func):
                     return True
                 if name in functions and name not in seen:
                     seen.add(name)

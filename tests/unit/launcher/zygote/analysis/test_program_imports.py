@@ -173,7 +173,7 @@ def test_module_that_is_imported_by_its_name_is_followed(tmp_path: Path, call: s
     project.write("own.py", "import os, yaml\nos.environ['B'] = '1'\n")
     source = f"import importlib\nfrom importlib import import_module\n{call}\nimport numpy\n"
     found = analyse_imports([project.write("train.py", source)], project.search, project.installed)
-    steps = [getattr(step, "module", None) or step.name for step in found.steps]
+    steps = [getattr(step, "module", getattr(step, "name", None)) for step in found.steps]
     assert steps == ["importlib", "importlib", "os", "yaml", "B", "numpy"]
 
 
@@ -394,7 +394,11 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "by a returned value": ("def f():\n    return os.environ\nf()['B'] = '1'", [("", "?")]),
     "by a function of another package": ("import yaml\nyaml.f(os.environ)", [("", "?")]),
     "in bytes": ("os.environb[b'B'] = b'1'", [("B", "?")]),
-    "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("B", "?")]),
+    "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("", "?")]),
+    "in an own function of that name": (
+        "def setenv(name, value):\n    os.environ[name] = value\nsetenv('B', '1')",
+        [("B", "1")],
+    ),
     "in executed text": ("exec(open('settings.py').read())", [("", "?")]),
     "a rank in a function that is passed on": (
         "def f():\n    os.environ['MASTER_PORT'] = '1'\nlist(map(f, names))",
