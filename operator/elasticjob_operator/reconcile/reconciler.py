@@ -10,7 +10,13 @@ from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.observed.state import Observed, Refusal
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, access_ends_at, deadline
+from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.lifecycle import (
+    FINISHED,
+    access_ends_at,
+    awaits_resumption,
+    deadline,
+)
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import (
     deletions_refused,
@@ -185,6 +191,8 @@ class Reconciler:
             return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
+        if is_steered(job) and awaits_resumption(job, status.phase):
+            _check_readable(observed)
         seconds = await self._next(job, memory, seen, applied, done.planned)
         revoke = await self._revoke(job, memory, source, observed)
         return _soonest(seconds, self._due_by(job, status, done.planned), revoke)
@@ -226,7 +234,8 @@ class Reconciler:
         record it wakes the job.
         """
         if status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
-            return None if planned.access.refused else NOW_SECONDS
+            waits = planned.access.refused or planned.wake_at is not None
+            return None if waits else NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
@@ -342,6 +351,16 @@ class Reconciler:
             *deletions_refused(applied.kept),
         )
         self._dependencies.events.record(Subject.of_job(job), found)
+
+
+def _check_readable(observed: Observed) -> None:
+    """Raise `Retry` while the rendezvous of a job to be resumed cannot be read."""
+    if observed.rendezvous.readable:
+        return
+    if observed.refusal is None:
+        raise Retry("cannot resume the job: its etcd is unreadable")
+    message = f"cannot resume the job: {observed.refusal.message}"
+    raise Retry(message, kind=observed.refusal.obstacle.value)
 
 
 def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:

@@ -35,6 +35,7 @@ from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
+from elasticjob_operator.domain.plan.lifecycle import awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
@@ -208,6 +209,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield from _running(job, pods)
         case Phase.SUSPENDING | Phase.SUSPENDED:
             yield _suspended(job, status.phase, pods)
+            yield from _refused_resumption(job, status.phase)
             yield from stop_texts(status)
         case Phase.SUCCEEDED:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
@@ -419,10 +421,21 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
 # -- suspended or failed ------------------------------------------------------------
 
 
+def _refused_resumption(job: ElasticJob, phase: Phase) -> Iterator[str]:
+    """Yield the reason for which a job to be resumed can have no pods, and its remedy."""
+    refusal = refusal_of(job.status) if awaits_resumption(job, phase) else None
+    if refusal is not None:
+        obstacle, message = refusal
+        yield f"No pods can be created: {quoted(message)}"
+        if remedy := OBSTACLES[obstacle].remedy:
+            yield remedy
+
+
 def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
     left, when = [pod.name for pod in pods], "runPolicy.suspend is false again"
-    if not job.spec.run_policy.suspend:
-        when = "its suspension is complete and recorded"
+    if awaits_resumption(job, phase):
+        unknown = _current(job.status).state is RendezvousState.UNKNOWN
+        when = "its etcd can be read" if unknown else "its suspension is complete and recorded"
     text = f"{phase}: it resumes from its last checkpoint once {when}"
     if not left:
         return text

@@ -82,6 +82,9 @@ _DELETE_REASONS = {
 }
 
 
+_SUSPENDING = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Actions that are due now, and the time of the next reconcile.
@@ -120,7 +123,8 @@ def plan_end(
 
     In this order a leaving member starts no round. The pods are deleted even if the store has been
     unreadable or has refused writes for `WAIT_SECONDS`: no member remains that could disagree. The
-    rendezvous is closed once that is possible. A checkpoint requested before gets its time.
+    rendezvous is closed once that is possible. A checkpoint requested before gets its time. A
+    suspension is then in the status before the pods are deleted.
     """
     view = observed.rendezvous
     actions: list[Action] = []
@@ -138,6 +142,14 @@ def plan_end(
         if view.readable and bounds is not None and not access.refused:
             stopped, save = OutcomeKind.STOPPED, step.report
             actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
+        elif (
+            phase in _SUSPENDING
+            and job.status.phase not in _SUSPENDING
+            and observed.pods
+            and not (view.readable and bounds is None)
+        ):
+            # Only the status records the suspension: it precedes the deletion of the pods.
+            return Plan((), phase, wanted_size(job), None, now)
     everything = reason is not StopReason.DEADLINE_EXCEEDED
     actions += [
         DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
@@ -234,7 +246,7 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
     if reason is not None:
         return plan_end(job, observed, phase, reason, now, access)
     if observed.rendezvous.suspended or (
-        not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
+        not is_steered(job) and job.status.phase in _SUSPENDING
     ):
         return _plan_resumption(job, observed, phase, now)
     return _plan_active(job, observed, phase, now)

@@ -10,17 +10,24 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.etcd_records import (
+    Records,
+    outcome_record,
+    rendezvous_view,
+)
 from elasticjob_operator.domain.observed.state import (
     NO_MEMBERS,
+    UNREADABLE,
     Observation,
     Observed,
     Obstacle,
     Refusal,
     RendezvousView,
     SeenTrouble,
+    StopReason,
 )
 from elasticjob_operator.domain.plan.actions import CreatePod
+from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import Event
 from elasticjob_operator.domain.status.next_status import next_status
@@ -46,8 +53,15 @@ from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
 from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.etcd.errors import EtcdError
-from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
-from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    OutcomeKind,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
 from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
 from tests.unit.operator.builders import NOW, ago, final_round, job, manifest, observed, running
@@ -320,6 +334,32 @@ def test_resumption_does_not_poll_a_store_that_refuses_the_record_of_its_suspens
     assert rig.reconcile() == again
     [written] = rig.api.writes
     assert "phase" not in written["status"], "it stays Suspended"
+
+
+def test_resumption_does_not_poll_for_the_end_of_a_requested_checkpoint() -> None:
+    """The job's grace period grew during its suspension."""
+    rig, since_ms = Rig(view=TRAINS), int(ago(30).timestamp() * 1000)
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    bounds = replace(RendezvousParams(1, 2), closing=ClosingRequest(outcome, since_ms))
+    rig.observer.before = observed(view=TRAINS, bounds=bounds)
+    rig.api.status = {"phase": "Suspended"}
+    spec = {**manifest()["spec"]["template"]["spec"], "terminationGracePeriodSeconds": 60}
+    rig.api.spec = {"template": {"spec": spec}}
+    assert rig.reconcile() == 60 - STOP_MARGIN_SECONDS + COORDINATOR_SECONDS - 30
+
+
+@pytest.mark.parametrize("refusal", [None, EtcdRefused(Obstacle.SECRET, "there must be a Secret")])
+def test_resumption_with_an_unreadable_etcd_is_tried_again_with_a_back_off(
+    refusal: EtcdRefused | None,
+) -> None:
+    rig = Rig(view=UNREADABLE, source=refusal)
+    rig.observer.before = observed(view=UNREADABLE)
+    rig.api.status = {"phase": "Suspended", "rendezvous": {"round": 3}}
+    with pytest.raises(Retry, match="Secret" if refusal else "its etcd is unreadable"):
+        rig.reconcile()
+    [written] = rig.api.writes
+    assert "phase" not in written["status"], "it stays Suspended"
+    assert ("refusal" in written["status"]) is (refusal is not None)
 
 
 def test_written_status_includes_the_pending_change() -> None:

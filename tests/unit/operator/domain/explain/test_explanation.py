@@ -951,8 +951,9 @@ def test_refusal_in_a_status_of_the_previous_release_is_found_by_its_reason(
 
 
 def test_refusal_is_absent_from_the_status_of_a_suspended_job() -> None:
-    observation = refused(Obstacle.QUOTA, "exceeded quota")
-    assert creation_refusal(observation, Phase.SUSPENDED) is None
-    assert creation_refusal(Observed(), Phase.PENDING) is None
-    shown = creation_refusal(observation, Phase.PENDING)
-    assert shown == CreationRefusal(reason="QuotaExceeded", message="exceeded quota")
+    observation, suspended = refused(Obstacle.QUOTA, "too many"), job(runPolicy={"suspend": True})
+    assert creation_refusal(suspended, observation, Phase.SUSPENDED) is None
+    assert creation_refusal(job(), Observed(), Phase.PENDING) is None
+    for phase in (Phase.PENDING, Phase.SUSPENDED):
+        shown = creation_refusal(job(), observation, phase)
+        assert shown == CreationRefusal(reason="QuotaExceeded", message="too many")
