@@ -37,7 +37,7 @@ from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
 from elasticjob_operator.domain.plan.lifecycle import awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
-from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
+from elasticjob_operator.domain.status.conditions import LAUNCH_FAILED, SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import place_sentences
@@ -112,8 +112,17 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
 
 
 def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
-    """Yield the last pod that failed at launch since the last round, until it is replaced."""
+    """Yield the last pod that failed at launch since the last round, until it is replaced.
+
+    Only the operator knows the members among pods that were never Ready: condition PodsReady has
+    its decision.
+    """
     if status.pods is None or status.pods.active >= (status.wanted_nodes or 0):
+        return
+    if not any(
+        condition.type is ConditionType.PODS_READY and condition.reason == LAUNCH_FAILED
+        for condition in status.conditions
+    ):
         return
     finals = [found.final_time for found in status.rounds if found.final_time is not None]
     if failed := failed_since(pods, max(finals, default=None)):
