@@ -186,6 +186,8 @@ class Resync:
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
         for etcd in self._etcds.all():
             await self._check_cache(etcd)
+        known = {memory.uid for memory in self._jobs} | {uid for _, uid in self._jobs.deleted}
+        await self._etcds.release(known, self._clock())
         await self._etcds.guard()
         await self._etcds.audit()
 
