@@ -27,7 +27,7 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.actions import CreatePod
-from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS
+from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS, WAIT_SECONDS
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import Event
 from elasticjob_operator.domain.status.next_status import next_status
@@ -195,7 +195,9 @@ class Rig:
         self.applier = OnePod()
         self.recorder = Recorder()
         self.jobs = Jobs(lambda: 0.0, lambda: 0.0)
+        self.time = 0.0
         self.closed: list[str] = []
+        self.closes = True
         self.closing_error: EtcdError | None = None
         self.reconciler = Reconciler(
             Dependencies(
@@ -209,16 +211,17 @@ class Rig:
                 events=self.recorder,
                 metrics=Metrics(),
                 processor_time=ProcessorTime(step_seconds=0.5, total_seconds=2.0),
-                clock=lambda: 0.0,
+                clock=lambda: self.time,
                 now=lambda: ago(-self.applier.spent),
                 reconcile_seconds=reconcile_seconds,
             )
         )
 
-    async def _close(self, namespace: str, uid: str, now: datetime) -> None:
+    async def _close(self, namespace: str, uid: str, now: datetime) -> bool:
         self.closed.append(uid)
         if self.closing_error is not None:
             raise self.closing_error
+        return self.closes
 
     def reconcile(self) -> float | None:
         return asyncio.run(self.reconciler.reconcile(KEY))
@@ -371,16 +374,49 @@ def test_written_status_includes_the_pending_change() -> None:
     assert memory.report.version == "8"
 
 
-@pytest.mark.parametrize("fails", [True, False], ids=["etcd is down", "closed"])
-def test_rendezvous_of_a_deleted_job_is_closed(fails: bool) -> None:
+def test_rendezvous_of_a_deleted_job_is_closed() -> None:
     rig = Rig()
     rig.reconcile()
     rig.api.deleted = True
-    rig.closing_error = EtcdError("txn", "etcd:2379", "no answer") if fails else None
     assert rig.reconcile() is None
     assert rig.closed == ["job-uid"]
     assert rig.jobs.find(KEY) is None
     assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+LOST = EtcdError("txn", "etcd:2379", "no answer")
+
+
+@pytest.mark.parametrize("error", [LOST, None], ids=["refusing", "lost"])
+@pytest.mark.parametrize("returns", [True, False])
+def test_deleted_job_waits_for_its_store_as_at_other_stops(
+    error: EtcdError | None, returns: bool
+) -> None:
+    """A job that is deleted in the foreground waits as long: then the resync closes it."""
+    rig = Rig()
+    rig.reconcile()
+    rig.api.deleted, rig.closing_error, rig.closes = True, error, False
+    assert rig.reconcile() == WAIT_SECONDS
+    assert rig.jobs.find(KEY) is not None, "its store wakes it"
+    rig.time = 4.0
+    if returns:
+        rig.closing_error, rig.closes = None, True
+    assert rig.reconcile() == (None if returns else WAIT_SECONDS - 4)
+    rig.time = WAIT_SECONDS
+    assert rig.reconcile() is None
+    assert len(rig.closed) == (2 if returns else 3)
+    assert rig.jobs.find(KEY) is None
+    assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+def test_job_does_not_wait_for_the_store_of_its_deleted_predecessor() -> None:
+    rig = Rig()
+    rig.jobs.recall(KEY, "uid-of-the-predecessor")
+    rig.closing_error = LOST
+    rig.reconcile()
+    assert rig.closed == ["uid-of-the-predecessor"]
+    assert len(rig.api.writes) == 1
+    assert rig.jobs.deleted == {("default", "uid-of-the-predecessor")}
 
 
 def broken() -> None:

@@ -21,6 +21,7 @@ from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, RendezvousMemory
 from elasticjob_operator.reconcile.live_pods import PodObjects
+from elasticjob_operator.reconcile.resync import close_deleted_job
 from elasticjob_operator.rendezvous import informer_cache
 from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
@@ -370,3 +371,15 @@ def test_members_beyond_max_nodes_are_ignored_and_cause_no_request(
     asyncio.run(scenario())
     told = [one.getMessage() for one in caplog.records]
     assert told == ["ignores the records of 1996 members beyond maxNodes (4), which have no pod"]
+
+
+def test_deleted_job_is_woken_once_the_etcd_that_is_to_close_it_is_readable() -> None:
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD, STARTED))
+        etcd, agents = made.source.etcd, SimpleNamespace(forget=lambda uid: None)
+        etcds: Any = SimpleNamespace(agents=agents, all=lambda: [etcd])
+        made.cache.readable = False
+        assert not await close_deleted_job(etcds, "default", "job-uid", NOW)
+        assert etcd.waiting == {("default", "job-uid")}
+
+    asyncio.run(scenario())
