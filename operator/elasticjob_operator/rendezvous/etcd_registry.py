@@ -130,7 +130,7 @@ REQUEST_SECONDS = 5.0
 FIRST_READ_SECONDS = 5.0
 
 UNUSED_SECONDS = 300.0
-"""Time after which the client of an etcd that no job uses is closed; exceeds that of a reconcile."""
+"""Time after which the client of an etcd that no job uses is closed; longer than a reconcile."""
 
 Place = tuple[str, ...]
 """Namespace, name of the Secret and endpoints of an etcd that a job names."""

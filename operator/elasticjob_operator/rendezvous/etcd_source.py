@@ -90,7 +90,7 @@ class Etcd:
     def trouble_of(self, uid: str) -> SeenTrouble | None:
         """Return the trouble with this etcd, seen by the operator or by agents of that job."""
         if self.monitor is not None and self.monitor.trouble is not None:
-            return SeenTrouble(self.monitor.trouble)
+            return SeenTrouble(self.monitor.trouble, seconds=self.monitor.failing_seconds)
         return None if self.poller is None else self.poller.trouble(uid)
 
     def follow(self, namespace: str, uid: str, target: PollTarget) -> None:

@@ -95,10 +95,8 @@ def store_access(observed: Observed, now: datetime) -> StoreAccess:
     """
     store, left = observed.store, WAIT_SECONDS - observed.unreadable_seconds
     refuses = store is not None and not store.members and store.trouble.refuses
-    if store is not None and refuses:
-        lasted = now.timestamp() - store.trouble.since_ms / 1000
-        if lasted >= WAIT_SECONDS:
-            return StoreAccess(refused=True)
+    if store is not None and refuses and store.seconds >= WAIT_SECONDS:
+        return StoreAccess(refused=True)
     if observed.rendezvous.readable or left <= 0 or all(pod.over for pod in observed.pods):
         return OPEN
     return StoreAccess(awaited_until=now + timedelta(seconds=left))

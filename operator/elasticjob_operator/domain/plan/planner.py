@@ -245,9 +245,7 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
         reason = StopReason.SUSPENDED
     if reason is not None:
         return plan_end(job, observed, phase, reason, now, access)
-    if observed.rendezvous.suspended or (
-        not is_steered(job) and job.status.phase in _SUSPENDING
-    ):
+    if observed.rendezvous.suspended or (not is_steered(job) and job.status.phase in _SUSPENDING):
         return _plan_resumption(job, observed, phase, now)
     return _plan_active(job, observed, phase, now)
 

@@ -69,7 +69,9 @@ def conditions(
     `stop` is the last planned stop, and `launch` that of the next status.
     """
     findings = [
-        *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(job, observed, phase)),
+        *summary(
+            phase, resizing(view, size, phase), end_reason(view), _refusal(job, observed, phase)
+        ),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, view, counted_pods, size, phase, launch),
         *_phase_findings(job, observed, view, phase, stop),

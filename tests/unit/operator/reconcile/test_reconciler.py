@@ -314,10 +314,8 @@ TRAINS = replace(TRAINS, members=tuple(replace(one, saves=True) for one in TRAIN
 def test_status_follows_the_plans_access_to_the_store(lasted: float, phase: str) -> None:
     """The limit of the wait may pass between the two: the checkpoint is requested after all."""
     rig = Rig(view=TRAINS)
-    trouble = replace(FULL, since_ms=int(ago(lasted).timestamp() * 1000))
-    rig.observer.before = observed(
-        *running(2), view=TRAINS, store=SeenTrouble(trouble), bounds=RendezvousParams(1, 2)
-    )
+    store, bounds = SeenTrouble(FULL, seconds=lasted), RendezvousParams(1, 2)
+    rig.observer.before = observed(*running(2), view=TRAINS, store=store, bounds=bounds)
     rig.api.spec = {"runPolicy": {"suspend": True}}
     rig.applier.seconds = 2.0
     rig.reconcile()

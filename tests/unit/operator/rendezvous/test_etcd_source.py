@@ -8,13 +8,19 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
 from elasticjob_operator.domain.observed.etcd_records import Records, job_of, outcome_record
-from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Pod, StopReason
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    Observation,
+    Pod,
+    SeenTrouble,
+    StopReason,
+)
 from elasticjob_operator.domain.plan.actions import RemoveMembers
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
@@ -38,6 +44,8 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
+from elasticjob_rendezvous.store_monitor import StoreMonitor
 from tests.unit.operator.builders import NOW, failure, job, member, pod
 
 OLD, NEW = RendezvousParams(1, 2), RendezvousParams(2, 4)
@@ -383,3 +391,11 @@ def test_deleted_job_is_woken_once_the_etcd_that_is_to_close_it_is_readable() ->
         assert etcd.waiting == {("default", "job-uid")}
 
     asyncio.run(scenario())
+
+
+def test_age_of_a_trouble_is_that_of_the_operators_own_probes() -> None:
+    """The clock of the API server, by which plans count, may be another."""
+    etcd = rig().source.etcd
+    trouble = StoreTrouble(ETCD, StoreState.REFUSING, "etcd:2379", "no leader", 1)
+    etcd.monitor = cast(StoreMonitor, SimpleNamespace(trouble=trouble, failing_seconds=7.0))
+    assert etcd.trouble_of("job-uid") == SeenTrouble(trouble, (), 7.0)

@@ -637,9 +637,9 @@ def test_accepted_request_has_its_time_although_the_store_refuses_writes_since(
 def test_planned_stop_waits_for_a_store_that_has_refused_writes_for_a_moment(
     reason: StopReason,
 ) -> None:
-    """etcd elects a leader: the checkpoint is requested after that."""
-    since = int(ago(9).timestamp() * 1000)
-    seen = SeenTrouble(replace(FULL, since_ms=since))
+    """etcd elects a leader: the checkpoint is requested after that. The operator's clock may be
+    behind that of the API server, by which the plan counts."""
+    seen = SeenTrouble(FULL, seconds=9.0)  # by the operator's clock
     found = plan(
         STOPS[reason], observed(*running(2), view=saving(2), bounds=BOUNDS, store=seen), NOW
     )
