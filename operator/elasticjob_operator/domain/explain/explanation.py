@@ -37,7 +37,7 @@ from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
 from elasticjob_operator.domain.plan.lifecycle import awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
-from elasticjob_operator.domain.status.conditions import LAUNCH_FAILED, SAVING, refusal_of
+from elasticjob_operator.domain.status.conditions import LAUNCH_FAILED, refusal_of, shows_saving
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import place_sentences
@@ -455,9 +455,8 @@ def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
 
 def _saving(status: Status) -> Iterator[str]:
     """Yield the stop before which the workers save."""
-    for found in status.conditions:
-        if found.type is ConditionType.RUNNING and found.reason == SAVING:
-            yield "The workers save a checkpoint before the job is stopped"
+    if shows_saving(status):
+        yield "The workers save a checkpoint before the job is stopped"
 
 
 def _failed(job: ElasticJob) -> str:

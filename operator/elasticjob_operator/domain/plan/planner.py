@@ -36,7 +36,9 @@ from elasticjob_operator.domain.plan.backends import (
 from elasticjob_operator.domain.plan.closing_checkpoint import (
     NOT_TRAINING,
     OPEN,
+    WAIT_SECONDS,
     StoreAccess,
+    closing_seconds,
     closing_step,
     store_access,
 )
@@ -69,6 +71,7 @@ from elasticjob_operator.domain.plan.sizes import (
     wanted_size,
 )
 from elasticjob_operator.domain.plan.surplus import Disfavored, surplus
+from elasticjob_operator.domain.status.conditions import shows_saving
 from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import CleanPodPolicy, Phase, RendezvousState
@@ -212,7 +215,7 @@ holds an index. Older ones are deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    access = store_access(observed, now)
+    access = store_access(observed, now, _store_wait_seconds(job, observed))
     found = replace(_limited(_plan(job, observed, now, access), now), access=access)
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.requested:
@@ -222,6 +225,17 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     if job.spec.run_policy.suspend:
         return replace(found, actions=(*found.actions, write))  # which must not delay the end
     return replace(found, actions=(write, *found.actions))
+
+
+def _store_wait_seconds(job: ElasticJob, observed: Observed) -> float:
+    """Return the time for which an unreadable store is waited for at a planned stop.
+
+    A checkpoint that a previous process requested, whose request this one could not read, gets its
+    time.
+    """
+    if observed.bounds is not None or not shows_saving(job.status):
+        return WAIT_SECONDS
+    return max(WAIT_SECONDS, closing_seconds(rendezvous_params(job, 1, 1)))
 
 
 def _limited(found: Plan, now: datetime) -> Plan:

@@ -273,6 +273,22 @@ SAVING = "SavingCheckpoint"
 """Reason of condition Running while the workers save before the job is stopped."""
 
 
+def shows_saving(status: Status) -> bool:
+    """Return True if a status shows that the workers save before the job is stopped."""
+    return _saving_condition(status) is not None
+
+
+def _saving_condition(status: Status) -> Condition | None:
+    return next(
+        (
+            condition
+            for condition in status.conditions
+            if condition.type is ConditionType.RUNNING and condition.reason == SAVING
+        ),
+        None,
+    )
+
+
 def _phase_findings(
     job: ElasticJob,
     observed: Observed,
@@ -293,6 +309,10 @@ def _phase_findings(
         suspended = f"the job is resumed once {known}"
     if closing is not None and view.outcome is None:
         reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
+    elif (
+        observed.bounds is None and not view.readable and (before := _saving_condition(job.status))
+    ):
+        reason, running = SAVING, before.message  # requested by a previous process
     report = stop_report(stop)
     if stop is not None and report is not None and stop.reason == StopReason.SUSPENDED:
         suspended = f"{suspended}; {report.text}"

@@ -494,6 +494,25 @@ def test_planned_stop_waits_for_a_store_that_was_just_lost(
 
 
 @pytest.mark.parametrize("reason", STOPS)
+def test_requested_checkpoint_has_its_time_after_a_restart_of_the_operator(
+    reason: StopReason,
+) -> None:
+    """The new process can read no request; the status of the old one shows that there is one."""
+    requested = observed(*running(2), view=saving(2), bounds=asked(reason))
+    status = next_status(STOPS[reason], requested, requested.rendezvous, NOW)
+    lost, seconds = observed(*running(2), view=UNREADABLE), 0.0
+    while seconds < ENDS_AT:
+        a_job = STOPS[reason].model_copy(update={"status": status})
+        seen = replace(lost, unreadable_seconds=seconds)
+        found = plan(a_job, seen, later(seconds))
+        assert (found.actions, found.wake_at) == ((), later(ENDS_AT))
+        status = next_status(a_job, seen, UNREADABLE, later(seconds), found.access)
+        seconds += 7
+    late = replace(lost, unreadable_seconds=ENDS_AT)
+    assert len(deleted(plan_in_status(a_job, late, later(ENDS_AT)))) == 2
+
+
+@pytest.mark.parametrize("reason", STOPS)
 def test_stop_of_a_job_that_cannot_save_does_not_wait_for_its_store(reason: StopReason) -> None:
     lost = observed(*running(2), view=UNREADABLE, bounds=BOUNDS, unreadable_seconds=2.0)
     over = replace(lost, pods=tuple(replace(one, over=True) for one in lost.pods))
