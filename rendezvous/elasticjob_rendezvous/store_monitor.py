@@ -95,6 +95,11 @@ class StoreMonitor:
         """Known trouble with the store; None while it appears usable."""
         return self._health.trouble
 
+    @property
+    def failing_seconds(self) -> float:
+        """Time since the first failed probe in a row; 0 if the latest one succeeded."""
+        return self._health.failing_seconds(time.monotonic())
+
     async def run(self) -> None:
         """Probe until cancelled."""
         await asyncio.sleep(FIRST_SECONDS)

@@ -133,6 +133,17 @@ _ONCE_FOR_EACH_NODE = (
 )
 _IS_FINISHED = "has(self.status.phase) && self.status.phase in ['Succeeded', 'Failed']"
 _IS_SUSPENDED = "self.spec.runPolicy.suspend || oldSelf.spec.runPolicy.suspend"
+_HAS_TRAINED = (
+    "has(self.status) && has(self.status.phase) && "
+    "self.status.phase in ['Running', 'Restarting', 'Suspending']"
+)
+_SAME_STORE = " && ".join(
+    (
+        "self.spec.rendezvous.backend == oldSelf.spec.rendezvous.backend",
+        "self.spec.rendezvous.endpoints == oldSelf.spec.rendezvous.endpoints",
+        _optional("spec.rendezvous.secretName", "''"),
+    )
+)
 
 IMMUTABLE_BY_STATUS: tuple[Immutable, ...] = (
     Immutable(
@@ -143,6 +154,13 @@ IMMUTABLE_BY_STATUS: tuple[Immutable, ...] = (
         f"oldSelf.spec.maxNodes > 1 || self.spec.maxNodes == 1 || !({_ONCE_FOR_EACH_NODE}) || "
         f"({_IS_FINISHED}) || {_IS_SUSPENDED}",
     ),
+    Immutable(
+        ("spec", "rendezvous"),
+        "must keep backend, endpoints and secretName until the suspension is complete "
+        "(status.phase Suspended): until then pods may save, and need their store",
+        f"({_SAME_STORE}) || !({_HAS_TRAINED})",
+    ),
 )
 """Rules of the whole object. On one node frameworks may start no torchrun, and launchers with a
-rendezvous of their own run: the command would train alone beside the job's new nodes."""
+rendezvous of their own run: the command would train alone beside the job's new nodes. The operator
+reads and steers only the store that spec names: the checkpoint before a stop is requested there."""

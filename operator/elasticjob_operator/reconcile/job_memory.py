@@ -173,6 +173,7 @@ class JobMemory:
         seen_at: monotonic time of the first reconcile.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
+        deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
     """
 
     key: JobKey
@@ -185,6 +186,7 @@ class JobMemory:
     faults: Faults = Faults()
     refusal: Refusal | None = None
     undeletable: frozenset[str] = frozenset()
+    deleted_at: float | None = None
     change: PendingChange = field(default_factory=PendingChange)
 
 

@@ -10,7 +10,14 @@ from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.observed.state import Observed, Refusal
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, access_ends_at, deadline
+from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.closing_checkpoint import WAIT_SECONDS
+from elasticjob_operator.domain.plan.lifecycle import (
+    FINISHED,
+    access_ends_at,
+    awaits_resumption,
+    deadline,
+)
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import (
     deletions_refused,
@@ -93,7 +100,7 @@ class Dependencies:
 
     Args:
         close_deleted_job: closes the rendezvous of a deleted job, by namespace and uid, at a time;
-            raises `CLEANUP_ERRORS`.
+            returns True once it is closed; raises `CLEANUP_ERRORS`.
         clock: monotonic time in seconds.
         now: UTC time.
         reconcile_seconds: maximum duration of a reconcile.
@@ -102,7 +109,7 @@ class Dependencies:
     kube: JobApi
     jobs: Jobs
     sources: Sources
-    close_deleted_job: Callable[[str, str, datetime], Awaitable[object]]
+    close_deleted_job: Callable[[str, str, datetime], Awaitable[bool]]
     observer: JobObserver
     applier: PlanApplier
     owned_objects: BudgetKeeper
@@ -147,7 +154,7 @@ class Reconciler:
     async def _reconcile(self, key: JobKey) -> float | None:
         raw = await self._read(key)
         if raw is None:
-            return None
+            return self._closing_seconds(key)
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
         if (aside := self._guard.aside(memory, raw)) is not None:
             return await self._guard.keep_aside(key, raw, aside)
@@ -185,6 +192,8 @@ class Reconciler:
             return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
+        if is_steered(job) and awaits_resumption(job, status.phase):
+            _check_readable(observed)
         seconds = await self._next(job, memory, seen, applied, done.planned)
         revoke = await self._revoke(job, memory, source, observed)
         return _soonest(seconds, self._due_by(job, status, done.planned), revoke)
@@ -226,7 +235,8 @@ class Reconciler:
         record it wakes the job.
         """
         if status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
-            return None if planned.access.refused else NOW_SECONDS
+            waits = planned.access.refused or planned.wake_at is not None
+            return None if waits else NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
@@ -234,22 +244,38 @@ class Reconciler:
         return None if due is not None and due <= now else _due_seconds(due, now)
 
     async def _read(self, key: JobKey) -> Json | None:
-        """Read the job live; drop a deleted predecessor of the same name."""
+        """Read the job live; close and drop a deleted one of this name.
+
+        As at other planned stops, the store of a deleted job is waited for up to `WAIT_SECONDS`:
+        once it can be used, it wakes the job, whose pods are asked for a checkpoint then.
+        """
         try:
             raw = await self._dependencies.kube.get(ELASTICJOBS, key.namespace, key.name)
         except NotFound:
             raw = None
-        known = self._dependencies.jobs.find(key)
-        if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
+        memory = self._dependencies.jobs.find(key)
+        if memory is not None and (raw is None or raw["metadata"]["uid"] != memory.uid):
+            closed = False
             try:
-                await self._dependencies.close_deleted_job(
-                    key.namespace, known.uid, self._dependencies.now()
+                closed = await self._dependencies.close_deleted_job(
+                    key.namespace, memory.uid, self._dependencies.now()
                 )
             except CLEANUP_ERRORS as error:  # must not delay another job of the same name
-                log.warning("deleted, the next resync closes it: %s", error, extra=of_job(key))
-            self._dependencies.jobs.forget(key)
-            log.info("deleted", extra=of_job(key))
+                log.warning("deleted, not closed yet: %s", error, extra=of_job(key))
+            if memory.deleted_at is None:
+                memory.deleted_at = self._dependencies.clock()
+            if closed or raw is not None or not self._closing_seconds(key):
+                self._dependencies.jobs.forget(key)
+                log.info("deleted", extra=of_job(key))
         return raw
+
+    def _closing_seconds(self, key: JobKey) -> float | None:
+        """Return the seconds for which the store of a deleted job is waited for; None for none."""
+        memory = self._dependencies.jobs.find(key)
+        if memory is None or memory.deleted_at is None:
+            return None
+        left = memory.deleted_at + WAIT_SECONDS - self._dependencies.clock()
+        return left if left > 0 else None
 
     async def _source(self, job: ElasticJob, memory: JobMemory) -> RendezvousSource:
         try:
@@ -342,6 +368,16 @@ class Reconciler:
             *deletions_refused(applied.kept),
         )
         self._dependencies.events.record(Subject.of_job(job), found)
+
+
+def _check_readable(observed: Observed) -> None:
+    """Raise `Retry` while the rendezvous of a job to be resumed cannot be read."""
+    if observed.rendezvous.readable:
+        return
+    if observed.refusal is None:
+        raise Retry("cannot resume the job: its etcd is unreadable")
+    message = f"cannot resume the job: {observed.refusal.message}"
+    raise Retry(message, kind=observed.refusal.obstacle.value)
 
 
 def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:

@@ -55,7 +55,8 @@ async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: 
     """Close a deleted job's rendezvous after a checkpoint, so that its agents start no further
     round.
 
-    Return True if everything is closed; the resync retries the rest. Raises `CLEANUP_ERRORS`.
+    Return True if everything is closed; the resync retries the rest, and an etcd that cannot be
+    read wakes the job once it can. Raises `CLEANUP_ERRORS`.
     """
     etcds.agents.forget(uid)
     whole = True
@@ -64,6 +65,7 @@ async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: 
         if newest is None and etcd.users is None:
             continue
         if not etcd.cache.known:
+            etcd.await_readable(namespace, uid)
             whole = False
         elif newest is not None:
             prefix = job_prefix(namespace, uid, newest)
@@ -186,6 +188,8 @@ class Resync:
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
         for etcd in self._etcds.all():
             await self._check_cache(etcd)
+        known = {memory.uid for memory in self._jobs} | {uid for _, uid in self._jobs.deleted}
+        await self._etcds.release(known, self._clock())
         await self._etcds.guard()
         await self._etcds.audit()
 

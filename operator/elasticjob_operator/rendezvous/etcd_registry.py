@@ -14,7 +14,7 @@ import asyncio
 import base64
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
@@ -129,6 +129,12 @@ async def claim_etcd(client: Client, identity: str) -> str:
 REQUEST_SECONDS = 5.0
 FIRST_READ_SECONDS = 5.0
 
+UNUSED_SECONDS = 300.0
+"""Time after which the client of an etcd that no job uses is closed; longer than a reconcile."""
+
+Place = tuple[str, ...]
+"""Namespace, name of the Secret and endpoints of an etcd that a job names."""
+
 Changed = Callable[[str, str], None]
 """Callback with namespace and uid of a job whose records changed."""
 
@@ -152,10 +158,13 @@ class EtcdRegistry:
         self._ownership = EtcdOwnership(kube)
         self._tasks = tasks
         self._changed = changed
-        self._stack = AsyncExitStack()
         self._running: list[asyncio.Task[None]] = []
-        self._named: dict[tuple[str, ...], Etcd] = {}
-        self._seen: set[tuple[str, ...]] = set()
+        self._named: dict[Place, Etcd] = {}
+        self._seen: set[Place] = set()
+        self._places: dict[str, Place] = {}
+        """Place of each job that names an etcd, by uid of the job."""
+        self._replaced: list[Etcd] = []
+        self._unused: list[tuple[float, Etcd]] = []
         self.unknown_access: tuple[UnknownAccess, ...] = ()
         """Access found by the last audit, before it was removed."""
         self.agents = AgentPoller(changed)
@@ -166,10 +175,28 @@ class EtcdRegistry:
         """Stop all informer caches and close all connections."""
         for task in self._running:
             task.cancel()
-        await self._stack.aclose()
+        unused = [etcd for _, etcd in self._unused]
+        for etcd in (*self.all(), *self._replaced, *unused):
+            await etcd.resources.aclose()
 
     def all(self) -> list[Etcd]:
         return [self.own, *self._named.values()]
+
+    async def release(self, uids: Collection[str], now: float) -> None:
+        """Stop the informer caches of etcds that none of these jobs names.
+
+        Their connections are closed after `UNUSED_SECONDS`: a reconcile may still use them.
+        """
+        self._places = {uid: place for uid, place in self._places.items() if uid in uids}
+        used = set(self._places.values())
+        self._seen &= used
+        for place in [place for place in self._named if place not in used]:
+            log.info("closing the connections to %s: no job uses it", ", ".join(place[2:]))
+            self._stop(self._named.pop(place))
+        self._unused += [(now, etcd) for etcd in self._replaced]
+        self._replaced.clear()
+        while self._unused and now - self._unused[0][0] >= UNUSED_SECONDS:
+            await self._unused.pop(0)[1].resources.aclose()
 
     async def of(self, job: ElasticJob) -> RendezvousSource:
         """Return the source of this job's rendezvous: its etcd, or its agents.
@@ -178,6 +205,7 @@ class EtcdRegistry:
         """
         wanted = job.spec.rendezvous
         namespace, uid = job.metadata.namespace, job.metadata.uid
+        self._places.pop(uid, None)
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
             self._check_owner()
             self.own.await_readable(namespace, uid)
@@ -186,6 +214,7 @@ class EtcdRegistry:
         self._check_endpoints(job)
         secret = wanted.secret_name
         place = (namespace, secret or "", *sorted(wanted.endpoints))
+        self._places[uid] = place
         if wanted.backend is not Backend.ETCD:
             if secret and place not in self._seen:
                 await self._secret(namespace, secret)
@@ -199,7 +228,7 @@ class EtcdRegistry:
             if found is None or found.held != held:
                 started = self._restarted(place, self._foreign(list(wanted.endpoints), held))
                 await started.cache.reached(0, FIRST_READ_SECONDS)
-                found = self._named[place]  # another reconcile may have replaced it
+                found = self._named.get(place, started)  # another reconcile may have replaced it
         found.await_readable(namespace, uid)
         await _check_records(job, found, self._kube)
         return EtcdSource(found, self._kube, namespace, uid)
@@ -291,37 +320,43 @@ class EtcdRegistry:
         )
         users = Users(client) if settings.manage_users else None
         ca_file = settings.tls.ca_file if settings.tls else None
-        certified = None
+        certified, resources = None, AsyncExitStack()
         if users is not None and settings.tls is not None and settings.tls.cert_file:
             bare = Client(
                 settings.endpoints, tls=settings.tls, request_timeout_seconds=REQUEST_SECONDS
             )
-            self._stack.push_async_callback(bare.aclose)
+            resources.push_async_callback(bare.aclose)
             certified = Users(bare)
         cache = InformerCache(client)
-        return self._start(Etcd(client, cache, users, ca_file, settings.agents, certified))
+        own = Etcd(client, cache, users, ca_file, settings.agents, certified, resources=resources)
+        return self._start(own)
 
-    def _restarted(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
-        """Replace the etcd followed for this place. The old client stays open until `aclose`: a
-        reconcile may still use it."""
+    def _restarted(self, place: Place, etcd: Etcd) -> Etcd:
+        """Replace the etcd followed for this place."""
         before = self._named.get(place)
-        for namespace, uid in () if before is None else before.waiting:
-            etcd.await_readable(namespace, uid)
-        for task in () if before is None else before.tasks:
-            task.cancel()
-            self._running.remove(task)
+        if before is not None:
+            for namespace, uid in before.waiting:
+                etcd.await_readable(namespace, uid)
+            self._stop(before)
         self._named[place] = self._start(etcd)
         return etcd
 
+    def _stop(self, etcd: Etcd) -> None:
+        """Stop following this etcd; `release` closes its client later."""
+        for task in etcd.tasks:
+            task.cancel()
+            self._running.remove(task)
+        self._replaced.append(etcd)
+
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
-        """Return an etcd with credentials from a user's Secret; its files live until `aclose`.
+        """Return an etcd with credentials from a user's Secret, which are in its own files.
 
         Raises `EtcdRefused` if they do not fit each other or the endpoints.
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             etcd = self._with_files(endpoints, held, folder)
-            self._stack.enter_context(stack.pop_all())
+            etcd.resources.enter_context(stack.pop_all())
         return etcd
 
     def _with_files(self, endpoints: list[str], held: dict[str, bytes], folder: Path) -> Etcd:
@@ -350,7 +385,7 @@ class EtcdRegistry:
         return Etcd(client, InformerCache(client), ca_file=files[CA], own=False, held=held)
 
     def _start(self, etcd: Etcd) -> Etcd:
-        self._stack.push_async_callback(etcd.client.aclose)
+        etcd.resources.push_async_callback(etcd.client.aclose)
         etcd.poller = self.agents
         etcd.monitor = StoreMonitor(
             STORE,
@@ -373,7 +408,9 @@ class EtcdRegistry:
         for namespace, uid in etcd.cache.jobs():
             self._changed(namespace, uid)
         if etcd.own and trouble is not None and trouble.state is StoreState.REFUSING:
-            self._running.append(self._tasks.create_task(self._guard_again()))
+            task = self._tasks.create_task(self._guard_again())
+            self._running.append(task)
+            task.add_done_callback(self._running.remove)
 
     async def _guard_again(self) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from base64 import b64encode
 from collections.abc import Set
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class Etcd:
     certificate that agents get. `certified` administers users by our certificate alone.
     `held` is the content of the Secret that a job named for it. `tasks` run its informer cache and
     its monitor. `waiting` are namespace and uid of jobs that were reconciled while it was
-    unreadable: those without a record are not among the changes of the cache.
+    unreadable: those without a record are not among the changes of the cache. `resources` closes
+    its client and removes its files.
     """
 
     client: Client
@@ -77,6 +79,7 @@ class Etcd:
     tasks: tuple[asyncio.Task[None], ...] = ()
     waiting: set[tuple[str, str]] = field(default_factory=set)
     waits: asyncio.Event = field(default_factory=asyncio.Event)
+    resources: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def await_readable(self, namespace: str, uid: str) -> None:
         """Add a job to `waiting` if etcd is unreadable."""
@@ -87,7 +90,7 @@ class Etcd:
     def trouble_of(self, uid: str) -> SeenTrouble | None:
         """Return the trouble with this etcd, seen by the operator or by agents of that job."""
         if self.monitor is not None and self.monitor.trouble is not None:
-            return SeenTrouble(self.monitor.trouble)
+            return SeenTrouble(self.monitor.trouble, seconds=self.monitor.failing_seconds)
         return None if self.poller is None else self.poller.trouble(uid)
 
     def follow(self, namespace: str, uid: str, target: PollTarget) -> None:
@@ -164,14 +167,12 @@ class EtcdSource:
     async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
         recorded = self.etcd.newest(self.namespace, self.uid) or 0
         newest = max(recorded, memory.rendezvous.incarnation or 0)
-        found = self._records(newest) if newest else None
-        lost_seconds = self.etcd.cache.lost_seconds  # etcd may be back before the pods are read
+        found, lost_seconds = self._read(newest)
         own = await pods.read(job, memory)
         if own.newest > newest or newest == 0:
             # etcd has lost the job's records or never had any: the pods decide.
             newest = max(own.newest, 1)
-            found = self._records(newest)
-            lost_seconds = self.etcd.cache.lost_seconds
+            found, lost_seconds = self._read(newest)
         # Suspension ended the last incarnation: while unreadable, the next may have begun.
         known = self.etcd.cache.known or own.has(newest) or memory.rendezvous.goes_on
         if known:
@@ -203,11 +204,10 @@ class EtcdSource:
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
         incarnation = memory.rendezvous.incarnation or seen.incarnation
-        found = self._bounded(
-            job, memory, self._records(incarnation), {pod.uid for pod in seen.pods}
-        )
+        found, lost_seconds = self._read(incarnation)
+        found = self._bounded(job, memory, found, {pod.uid for pod in seen.pods})
         again = replace(seen, incarnation=incarnation)
-        return self._combined(memory, again, found, self.etcd.cache.lost_seconds)
+        return self._combined(memory, again, found, lost_seconds)
 
     def _combined(
         self, memory: JobMemory, seen: Observed, found: Records | None, lost_seconds: float
@@ -295,8 +295,11 @@ class EtcdSource:
     def _writer(self) -> RendezvousWriter:
         return RendezvousWriter(self.etcd.client, self.etcd.cache, self._prefix)
 
-    def _records(self, incarnation: int) -> Records | None:
-        return self.etcd.records(self.namespace, self.uid, incarnation)
+    def _read(self, incarnation: int) -> tuple[Records | None, float]:
+        """Return the records of an incarnation, and the time for which etcd has been unreadable at
+        that moment: it may be back, or lost, before the pods are read."""
+        found = self.etcd.records(self.namespace, self.uid, incarnation) if incarnation else None
+        return found, self.etcd.cache.lost_seconds
 
     def _prefix(self, incarnation: int) -> str:
         return job_prefix(self.namespace, self.uid, incarnation)

@@ -76,6 +76,10 @@ class StoreHealth:
         """True if the latest probe failed."""
         return self._first is not None
 
+    def failing_seconds(self, now: float) -> float:
+        """Return the time since the first failed probe in a row; 0 if the latest one succeeded."""
+        return 0.0 if self._first is None else now - self._first.now
+
     def succeeded(self, now: Clock) -> list[Note]:
         """Take in a successful probe; return the log line if it ends a trouble."""
         trouble, first, refused = self.trouble, self._first, self._refused

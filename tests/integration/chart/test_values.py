@@ -195,14 +195,25 @@ OBJECTS = [
     *("etcd.certificates", "etcd.persistence", "dashboard.tls", "metrics.serviceMonitor"),
     *("metrics.prometheusRule", "metrics.dashboard"),
 ]
+NEEDED = [
+    *("operator.logFormat", "operator.logLevel", "operator.podSecurityContext"),
+    *("operator.image.repository", "sidecar.image.repository", "etcd.image.repository"),
+    *("sidecar.resources.requests", "sidecar.resources.limits", "etcd.image.tag", "etcd.members"),
+    *("etcd.tls.enabled", "etcd.auth.enabled", "etcd.certificates.schedule"),
+    *("etcd.persistence.enabled", "etcd.persistence.size", "etcd.podSecurityContext"),
+    *("etcd.quotaBackendBytes", "etcd.autoCompactionRetention", "etcd.snapshotCount"),
+    *("etcd.heartbeatMilliseconds", "etcd.electionMilliseconds"),
+    *("admissionPolicy.maxNodes", "admissionPolicy.maxNprocPerNode"),
+]
+"""Other values without which templates fail, or render objects that are invalid or unsafe."""
 
 
-@pytest.mark.parametrize("path", OBJECTS)
-def test_object_set_to_null_is_refused_by_its_name(path: str) -> None:
+@pytest.mark.parametrize("path", [*OBJECTS, *NEEDED])
+def test_needed_value_set_to_null_is_refused_by_its_name(path: str) -> None:
     parent, _, key = path.rpartition(".")
     with pytest.raises(HelmRefused) as refused:
         template(nested(path, None))
-    named = re.escape(f"/{parent}" if parent else "")
+    named = re.escape("/" + parent.replace(".", "/") if parent else "")
     assert re.search(rf"- at '{named}': missing property '{key}'", str(refused.value))
 
 

@@ -432,3 +432,40 @@ def test_agent_start_parameters_change_together(
     api_server.patch(f"{path}/job", {"spec": change})
     api_server.request("POST", path, elasticjob("free"))
     api_server.patch(f"{path}/free", {"spec": change})
+
+
+@pytest.mark.parametrize("phase", ["Running", "Restarting", "Suspending"])
+@pytest.mark.parametrize(
+    "change",
+    [{"backend": "C10d"}, {"endpoints": ["etcd:2379"]}],
+    ids=["backend", "endpoints"],
+)
+def test_store_of_a_job_that_may_save_changes_only_after_its_suspension(
+    api_server: ApiServer, path: str, phase: str, change: Json
+) -> None:
+    """The suspending write and those during the suspension would take it from saving pods."""
+    api_server.request("POST", path, elasticjob())
+    api_server.patch(f"{path}/job/status", {"status": {"phase": phase}})
+    moved = {"spec": {"rendezvous": change, "runPolicy": {"suspend": True}}}
+    other = {"spec": {"rendezvous": {"keepAliveSeconds": 9}, "runPolicy": {"suspend": True}}}
+    for begun in (False, True):
+        if begun:
+            api_server.patch(f"{path}/job", other)
+        with pytest.raises(Refused, match="until the suspension is complete") as refused:
+            api_server.patch(f"{path}/job", moved)
+        causes = refused.value.body["details"]["causes"]
+        assert [cause["field"] for cause in causes] == ["spec.rendezvous"]
+    api_server.patch(f"{path}/job/status", {"status": {"phase": "Suspended"}})
+    moved["spec"]["runPolicy"] = {"suspend": False}
+    api_server.patch(f"{path}/job", moved)
+
+
+@pytest.mark.parametrize("phase", [None, "Pending"])
+def test_store_of_a_job_that_never_trained_changes_in_the_suspending_write(
+    api_server: ApiServer, path: str, phase: str | None
+) -> None:
+    api_server.request("POST", path, elasticjob())
+    if phase is not None:
+        api_server.patch(f"{path}/job/status", {"status": {"phase": phase}})
+    change = {"rendezvous": {"backend": "C10d"}, "runPolicy": {"suspend": True}}
+    api_server.patch(f"{path}/job", {"spec": change})

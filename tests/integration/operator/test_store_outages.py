@@ -89,9 +89,9 @@ def test_full_then_unreachable_etcd_is_reported_once_each_with_its_end(
     ns.await_status(phase="Running")
 
 
-def suspend_unrecorded(ns: Namespace) -> None:
-    """Suspend the job while etcd refuses to record it."""
-    ns.await_condition(KIND, "EtcdRefusesWrites")
+def suspend_unrecorded(ns: Namespace, reason: str = "EtcdRefusesWrites") -> None:
+    """Suspend the job while etcd refuses to record it, or is away."""
+    ns.await_condition(KIND, reason)
     ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     ns.await_status(phase="Suspended", pods=0)
 
@@ -129,6 +129,28 @@ def test_resumption_while_etcd_refuses_writes_waits_for_the_record_of_the_suspen
     ns.await_pods("job-0", "job-1")
     ns.await_status(phase="Pending")
     assert "Resumed" in [reason for reason, _ in ns.events()]
+    labels = ns.present("pods", "job-0")["metadata"]["labels"]
+    assert labels["elasticjob.dev/incarnation"] == "2"
+    assert ns.status()["interruptions"]["losses"] == 0
+
+
+def test_resumption_while_etcd_is_away_waits_for_the_record_of_the_suspension(
+    ns: Namespace, etcd: EtcdServer
+) -> None:
+    """The suspension may or may not have been recorded: the operator cannot read that."""
+    running(ns, etcd, 2)
+    etcd.kill()
+    try:
+        suspend_unrecorded(ns, "EtcdUnreachable")
+        ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+        readable = "the job is resumed once its etcd can be read"
+        wait_until(lambda: ns.condition("Suspended")["message"] == readable, "the wait", SECONDS)
+        assert ns.status()["phase"] == "Suspended"
+        assert ns.pods() == []
+    finally:
+        etcd.start()
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(phase="Pending")
     labels = ns.present("pods", "job-0")["metadata"]["labels"]
     assert labels["elasticjob.dev/incarnation"] == "2"
     assert ns.status()["interruptions"]["losses"] == 0

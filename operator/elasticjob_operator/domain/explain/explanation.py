@@ -35,8 +35,9 @@ from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
+from elasticjob_operator.domain.plan.lifecycle import awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
-from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
+from elasticjob_operator.domain.status.conditions import LAUNCH_FAILED, refusal_of, shows_saving
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import place_sentences
@@ -111,8 +112,17 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
 
 
 def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
-    """Yield the last pod that failed at launch since the last round, until it is replaced."""
+    """Yield the last pod that failed at launch since the last round, until it is replaced.
+
+    Only the operator knows the members among pods that were never Ready: condition PodsReady has
+    its decision.
+    """
     if status.pods is None or status.pods.active >= (status.wanted_nodes or 0):
+        return
+    if not any(
+        condition.type is ConditionType.PODS_READY and condition.reason == LAUNCH_FAILED
+        for condition in status.conditions
+    ):
         return
     finals = [found.final_time for found in status.rounds if found.final_time is not None]
     if failed := failed_since(pods, max(finals, default=None)):
@@ -208,6 +218,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield from _running(job, pods)
         case Phase.SUSPENDING | Phase.SUSPENDED:
             yield _suspended(job, status.phase, pods)
+            yield from _refused_resumption(job, status.phase)
             yield from stop_texts(status)
         case Phase.SUCCEEDED:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
@@ -419,10 +430,21 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
 # -- suspended or failed ------------------------------------------------------------
 
 
+def _refused_resumption(job: ElasticJob, phase: Phase) -> Iterator[str]:
+    """Yield the reason for which a job to be resumed can have no pods, and its remedy."""
+    refusal = refusal_of(job.status) if awaits_resumption(job, phase) else None
+    if refusal is not None:
+        obstacle, message = refusal
+        yield f"No pods can be created: {quoted(message)}"
+        if remedy := OBSTACLES[obstacle].remedy:
+            yield remedy
+
+
 def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
     left, when = [pod.name for pod in pods], "runPolicy.suspend is false again"
-    if not job.spec.run_policy.suspend:
-        when = "its suspension is complete and recorded"
+    if awaits_resumption(job, phase):
+        unknown = _current(job.status).state is RendezvousState.UNKNOWN
+        when = "its etcd can be read" if unknown else "its suspension is complete and recorded"
     text = f"{phase}: it resumes from its last checkpoint once {when}"
     if not left:
         return text
@@ -433,9 +455,8 @@ def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
 
 def _saving(status: Status) -> Iterator[str]:
     """Yield the stop before which the workers save."""
-    for found in status.conditions:
-        if found.type is ConditionType.RUNNING and found.reason == SAVING:
-            yield "The workers save a checkpoint before the job is stopped"
+    if shows_saving(status):
+        yield "The workers save a checkpoint before the job is stopped"
 
 
 def _failed(job: ElasticJob) -> str:

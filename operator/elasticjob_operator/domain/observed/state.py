@@ -271,11 +271,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class SeenTrouble:
-    """Trouble with the store of a rendezvous. `members` are the uids of the pods whose agents
-    report it; empty if the operator observed it."""
+    """Trouble with the store of a rendezvous.
+
+    Args:
+        members: uids of the pods whose agents report it; empty if the operator observed it.
+        seconds: time for which the operator has observed it. Its start has the time of the
+            observer's clock, which may differ from that of the API server.
+    """
 
     trouble: StoreTrouble
     members: tuple[str, ...] = ()
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

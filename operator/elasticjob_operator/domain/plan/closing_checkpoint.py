@@ -62,7 +62,12 @@ _NEVER_REQUESTED = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _wait(bounds: RendezvousParams) -> timedelta:
     """Return the time from the request to the operator's own close."""
-    return timedelta(seconds=save_seconds(bounds) + COORDINATOR_SECONDS)
+    return timedelta(seconds=closing_seconds(bounds))
+
+
+def closing_seconds(bounds: RendezvousParams) -> float:
+    """Return the time from the request to the operator's own close, in seconds."""
+    return save_seconds(bounds) + COORDINATOR_SECONDS
 
 
 WAIT_SECONDS = 10.0
@@ -87,18 +92,21 @@ OPEN = StoreAccess()
 """Access to a store that can be used."""
 
 
-def store_access(observed: Observed, now: datetime) -> StoreAccess:
+def store_access(
+    observed: Observed, now: datetime, wait_seconds: float = WAIT_SECONDS
+) -> StoreAccess:
     """Return the access to the store of the observed job.
 
     A refusal that only agents report may be that of the job's own user. Nobody can save in a job
     without running pods, so its store is not waited for.
+
+    Args:
+        wait_seconds: time for which a store that cannot be read is waited for.
     """
-    store, left = observed.store, WAIT_SECONDS - observed.unreadable_seconds
+    store, left = observed.store, wait_seconds - observed.unreadable_seconds
     refuses = store is not None and not store.members and store.trouble.refuses
-    if store is not None and refuses:
-        lasted = now.timestamp() - store.trouble.since_ms / 1000
-        if lasted >= WAIT_SECONDS:
-            return StoreAccess(refused=True)
+    if store is not None and refuses and store.seconds >= WAIT_SECONDS:
+        return StoreAccess(refused=True)
     if observed.rendezvous.readable or left <= 0 or all(pod.over for pod in observed.pods):
         return OPEN
     return StoreAccess(awaited_until=now + timedelta(seconds=left))

@@ -121,18 +121,26 @@ def lacks_record(
 ) -> bool:
     """Return True if only the status records a suspension that has stopped all pods.
 
-    etcd refused to record it. The next incarnation begins once it is recorded: in this one the
-    stopped pods would count as lost.
+    etcd refused to record it, or may not have it because it cannot be read. The next incarnation
+    begins once it is recorded: in this one the stopped pods would count as lost. An incarnation
+    without a round goes on.
     """
+    known = job.status.rendezvous
+    trained = view.round > 0 and bounds is not None
+    if not view.readable:
+        trained = known is not None and known.round > 0
     return (
         job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
         and job.spec.rendezvous.backend is Backend.ETCD
-        and view.readable
         and view.outcome is None
-        and view.round > 0
-        and bounds is not None
+        and trained
         and not any(pod.active for pod in pods)
     )
+
+
+def awaits_resumption(job: ElasticJob, phase: Phase | None) -> bool:
+    """Return True if the job is to be resumed and its last suspension is not complete."""
+    return phase in (Phase.SUSPENDING, Phase.SUSPENDED) and not job.spec.run_policy.suspend
 
 
 def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:

@@ -36,7 +36,9 @@ from elasticjob_operator.domain.plan.backends import (
 from elasticjob_operator.domain.plan.closing_checkpoint import (
     NOT_TRAINING,
     OPEN,
+    WAIT_SECONDS,
     StoreAccess,
+    closing_seconds,
     closing_step,
     store_access,
 )
@@ -69,6 +71,7 @@ from elasticjob_operator.domain.plan.sizes import (
     wanted_size,
 )
 from elasticjob_operator.domain.plan.surplus import Disfavored, surplus
+from elasticjob_operator.domain.status.conditions import shows_saving
 from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import CleanPodPolicy, Phase, RendezvousState
@@ -80,6 +83,9 @@ _DELETE_REASONS = {
     StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
     StopReason.DELETED: DeleteReason.JOB_DELETED,
 }
+
+
+_SUSPENDING = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,8 @@ def plan_end(
 
     In this order a leaving member starts no round. The pods are deleted even if the store has been
     unreadable or has refused writes for `WAIT_SECONDS`: no member remains that could disagree. The
-    rendezvous is closed once that is possible. A checkpoint requested before gets its time.
+    rendezvous is closed once that is possible. A checkpoint requested before gets its time. A
+    suspension is then in the status before the pods are deleted.
     """
     view = observed.rendezvous
     actions: list[Action] = []
@@ -138,6 +145,14 @@ def plan_end(
         if view.readable and bounds is not None and not access.refused:
             stopped, save = OutcomeKind.STOPPED, step.report
             actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
+        elif (
+            phase in _SUSPENDING
+            and job.status.phase not in _SUSPENDING
+            and observed.pods
+            and not (view.readable and bounds is None)
+        ):
+            # Only the status records the suspension: it precedes the deletion of the pods.
+            return Plan((), phase, wanted_size(job), None, now)
     everything = reason is not StopReason.DEADLINE_EXCEEDED
     actions += [
         DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
@@ -200,7 +215,7 @@ holds an index. Older ones are deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    access = store_access(observed, now)
+    access = store_access(observed, now, _store_wait_seconds(job, observed))
     found = replace(_limited(_plan(job, observed, now, access), now), access=access)
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.requested:
@@ -210,6 +225,17 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     if job.spec.run_policy.suspend:
         return replace(found, actions=(*found.actions, write))  # which must not delay the end
     return replace(found, actions=(write, *found.actions))
+
+
+def _store_wait_seconds(job: ElasticJob, observed: Observed) -> float:
+    """Return the time for which an unreadable store is waited for at a planned stop.
+
+    A checkpoint that a previous process requested, whose request this one could not read, gets its
+    time.
+    """
+    if observed.bounds is not None or not shows_saving(job.status):
+        return WAIT_SECONDS
+    return max(WAIT_SECONDS, closing_seconds(rendezvous_params(job, 1, 1)))
 
 
 def _limited(found: Plan, now: datetime) -> Plan:
@@ -233,9 +259,7 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
         reason = StopReason.SUSPENDED
     if reason is not None:
         return plan_end(job, observed, phase, reason, now, access)
-    if observed.rendezvous.suspended or (
-        not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
-    ):
+    if observed.rendezvous.suspended or (not is_steered(job) and job.status.phase in _SUSPENDING):
         return _plan_resumption(job, observed, phase, now)
     return _plan_active(job, observed, phase, now)
 

@@ -22,7 +22,7 @@ from elasticjob_operator.domain.plan.launch_failures import (
     launch_failure_text,
     launch_failures,
 )
-from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
@@ -69,7 +69,9 @@ def conditions(
     `stop` is the last planned stop, and `launch` that of the next status.
     """
     findings = [
-        *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
+        *summary(
+            phase, resizing(view, size, phase), end_reason(view), _refusal(job, observed, phase)
+        ),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, view, counted_pods, size, phase, launch),
         *_phase_findings(job, observed, view, phase, stop),
@@ -89,12 +91,14 @@ def conditions(
     return with_transition_times(findings, job.status.conditions, job.metadata.generation, now)
 
 
-def _refusal(observed: Observed, phase: Phase) -> Refusal | None:
-    return None if phase in _WITHOUT_PODS else observed.refusal
+def _refusal(job: ElasticJob, observed: Observed, phase: Phase) -> Refusal | None:
+    """Return the refusal to create pods; None for a job that wants none."""
+    wanted = phase not in _WITHOUT_PODS or awaits_resumption(job, phase)
+    return observed.refusal if wanted else None
 
 
 _WITHOUT_PODS = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
-"""Phases in which the job wants no pods."""
+"""Phases of a job without pods, or whose pods are to end."""
 
 
 def pods_ready(
@@ -108,15 +112,14 @@ def pods_ready(
 ) -> Finding:
     """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
     the other pods and their obstacles."""
-    kind = ConditionType.PODS_READY
-    if phase in _WITHOUT_PODS:
+    kind, refusal = ConditionType.PODS_READY, _refusal(job, observed, phase)
+    if phase in _WITHOUT_PODS and refusal is None:
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
     ready = sum(pod.ready for pod in counted_pods.counted)
     if ready >= size.nodes:
         return Finding(kind, ConditionStatus.TRUE, "AllReady", f"{ready} of {size.nodes} are ready")
     tally = f"{ready} of {size.nodes} are ready"
-    if observed.refusal is not None:
-        refusal = observed.refusal
+    if refusal is not None:
         message = f"{tally}; a pod cannot be created: {refusal.message}"
         return Finding(kind, ConditionStatus.FALSE, refusal.obstacle.value, message)
     blocked = [pod for pod in counted_pods.counted if pod.obstacle is not None and not pod.ready]
@@ -174,9 +177,9 @@ _OF_CREATION = (
 """Obstacles to creating pods; the others are of pods that exist."""
 
 
-def creation_refusal(observed: Observed, phase: Phase) -> CreationRefusal | None:
-    """Return the refusal to create pods for the status; None for a job without pods."""
-    refusal = _refusal(observed, phase)
+def creation_refusal(job: ElasticJob, observed: Observed, phase: Phase) -> CreationRefusal | None:
+    """Return the refusal to create pods for the status; None for a job that wants none."""
+    refusal = _refusal(job, observed, phase)
     if refusal is None:
         return None
     return CreationRefusal(reason=refusal.obstacle.value, message=refusal.message)
@@ -270,6 +273,22 @@ SAVING = "SavingCheckpoint"
 """Reason of condition Running while the workers save before the job is stopped."""
 
 
+def shows_saving(status: Status) -> bool:
+    """Return True if a status shows that the workers save before the job is stopped."""
+    return _saving_condition(status) is not None
+
+
+def _saving_condition(status: Status) -> Condition | None:
+    return next(
+        (
+            condition
+            for condition in status.conditions
+            if condition.type is ConditionType.RUNNING and condition.reason == SAVING
+        ),
+        None,
+    )
+
+
 def _phase_findings(
     job: ElasticJob,
     observed: Observed,
@@ -286,9 +305,14 @@ def _phase_findings(
     closing = observed.bounds.closing if observed.bounds is not None else None
     reason, suspended = "RoundFinal", "runPolicy.suspend is true"
     if not job.spec.run_policy.suspend:
-        suspended = "the job is resumed once its suspension is recorded"
+        known = "its suspension is recorded" if view.readable else "its etcd can be read"
+        suspended = f"the job is resumed once {known}"
     if closing is not None and view.outcome is None:
         reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
+    elif (
+        observed.bounds is None and not view.readable and (before := _saving_condition(job.status))
+    ):
+        reason, running = SAVING, before.message  # requested by a previous process
     report = stop_report(stop)
     if stop is not None and report is not None and stop.reason == StopReason.SUSPENDED:
         suspended = f"{suspended}; {report.text}"

@@ -139,7 +139,7 @@ def next_status(
         first_failure=first_failure(run, latest),
         last_failure=latest,
         last_stop=stop,
-        refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
+        refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
         store_refusal=store_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.

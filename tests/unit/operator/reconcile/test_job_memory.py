@@ -19,6 +19,7 @@ WRITERS = {
     "owned": {"reconcile/owned_objects.py"},
     "report": {"reconcile/reconciler.py"},
     "refusal": {"reconcile/reconciler.py"},
+    "deleted_at": {"reconcile/reconciler.py"},
     "undeletable": {"reconcile/kube_cluster.py"},
     "faults": {"reconcile/fault_guard.py"},
 }

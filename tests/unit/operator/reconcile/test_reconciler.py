@@ -10,17 +10,24 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.etcd_records import (
+    Records,
+    outcome_record,
+    rendezvous_view,
+)
 from elasticjob_operator.domain.observed.state import (
     NO_MEMBERS,
+    UNREADABLE,
     Observation,
     Observed,
     Obstacle,
     Refusal,
     RendezvousView,
     SeenTrouble,
+    StopReason,
 )
 from elasticjob_operator.domain.plan.actions import CreatePod
+from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS, WAIT_SECONDS
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import Event
 from elasticjob_operator.domain.status.next_status import next_status
@@ -46,8 +53,15 @@ from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
 from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.etcd.errors import EtcdError
-from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
-from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    OutcomeKind,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
 from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
 from tests.unit.operator.builders import NOW, ago, final_round, job, manifest, observed, running
@@ -181,7 +195,9 @@ class Rig:
         self.applier = OnePod()
         self.recorder = Recorder()
         self.jobs = Jobs(lambda: 0.0, lambda: 0.0)
+        self.time = 0.0
         self.closed: list[str] = []
+        self.closes = True
         self.closing_error: EtcdError | None = None
         self.reconciler = Reconciler(
             Dependencies(
@@ -195,16 +211,17 @@ class Rig:
                 events=self.recorder,
                 metrics=Metrics(),
                 processor_time=ProcessorTime(step_seconds=0.5, total_seconds=2.0),
-                clock=lambda: 0.0,
+                clock=lambda: self.time,
                 now=lambda: ago(-self.applier.spent),
                 reconcile_seconds=reconcile_seconds,
             )
         )
 
-    async def _close(self, namespace: str, uid: str, now: datetime) -> None:
+    async def _close(self, namespace: str, uid: str, now: datetime) -> bool:
         self.closed.append(uid)
         if self.closing_error is not None:
             raise self.closing_error
+        return self.closes
 
     def reconcile(self) -> float | None:
         return asyncio.run(self.reconciler.reconcile(KEY))
@@ -297,10 +314,8 @@ TRAINS = replace(TRAINS, members=tuple(replace(one, saves=True) for one in TRAIN
 def test_status_follows_the_plans_access_to_the_store(lasted: float, phase: str) -> None:
     """The limit of the wait may pass between the two: the checkpoint is requested after all."""
     rig = Rig(view=TRAINS)
-    trouble = replace(FULL, since_ms=int(ago(lasted).timestamp() * 1000))
-    rig.observer.before = observed(
-        *running(2), view=TRAINS, store=SeenTrouble(trouble), bounds=RendezvousParams(1, 2)
-    )
+    store, bounds = SeenTrouble(FULL, seconds=lasted), RendezvousParams(1, 2)
+    rig.observer.before = observed(*running(2), view=TRAINS, store=store, bounds=bounds)
     rig.api.spec = {"runPolicy": {"suspend": True}}
     rig.applier.seconds = 2.0
     rig.reconcile()
@@ -322,6 +337,32 @@ def test_resumption_does_not_poll_a_store_that_refuses_the_record_of_its_suspens
     assert "phase" not in written["status"], "it stays Suspended"
 
 
+def test_resumption_does_not_poll_for_the_end_of_a_requested_checkpoint() -> None:
+    """The job's grace period grew during its suspension."""
+    rig, since_ms = Rig(view=TRAINS), int(ago(30).timestamp() * 1000)
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    bounds = replace(RendezvousParams(1, 2), closing=ClosingRequest(outcome, since_ms))
+    rig.observer.before = observed(view=TRAINS, bounds=bounds)
+    rig.api.status = {"phase": "Suspended"}
+    spec = {**manifest()["spec"]["template"]["spec"], "terminationGracePeriodSeconds": 60}
+    rig.api.spec = {"template": {"spec": spec}}
+    assert rig.reconcile() == 60 - STOP_MARGIN_SECONDS + COORDINATOR_SECONDS - 30
+
+
+@pytest.mark.parametrize("refusal", [None, EtcdRefused(Obstacle.SECRET, "there must be a Secret")])
+def test_resumption_with_an_unreadable_etcd_is_tried_again_with_a_back_off(
+    refusal: EtcdRefused | None,
+) -> None:
+    rig = Rig(view=UNREADABLE, source=refusal)
+    rig.observer.before = observed(view=UNREADABLE)
+    rig.api.status = {"phase": "Suspended", "rendezvous": {"round": 3}}
+    with pytest.raises(Retry, match="Secret" if refusal else "its etcd is unreadable"):
+        rig.reconcile()
+    [written] = rig.api.writes
+    assert "phase" not in written["status"], "it stays Suspended"
+    assert ("refusal" in written["status"]) is (refusal is not None)
+
+
 def test_written_status_includes_the_pending_change() -> None:
     rig = Rig()
     memory = rig.jobs.recall(KEY, "job-uid")
@@ -331,16 +372,49 @@ def test_written_status_includes_the_pending_change() -> None:
     assert memory.report.version == "8"
 
 
-@pytest.mark.parametrize("fails", [True, False], ids=["etcd is down", "closed"])
-def test_rendezvous_of_a_deleted_job_is_closed(fails: bool) -> None:
+def test_rendezvous_of_a_deleted_job_is_closed() -> None:
     rig = Rig()
     rig.reconcile()
     rig.api.deleted = True
-    rig.closing_error = EtcdError("txn", "etcd:2379", "no answer") if fails else None
     assert rig.reconcile() is None
     assert rig.closed == ["job-uid"]
     assert rig.jobs.find(KEY) is None
     assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+LOST = EtcdError("txn", "etcd:2379", "no answer")
+
+
+@pytest.mark.parametrize("error", [LOST, None], ids=["refusing", "lost"])
+@pytest.mark.parametrize("returns", [True, False])
+def test_deleted_job_waits_for_its_store_as_at_other_stops(
+    error: EtcdError | None, returns: bool
+) -> None:
+    """A job that is deleted in the foreground waits as long: then the resync closes it."""
+    rig = Rig()
+    rig.reconcile()
+    rig.api.deleted, rig.closing_error, rig.closes = True, error, False
+    assert rig.reconcile() == WAIT_SECONDS
+    assert rig.jobs.find(KEY) is not None, "its store wakes it"
+    rig.time = 4.0
+    if returns:
+        rig.closing_error, rig.closes = None, True
+    assert rig.reconcile() == (None if returns else WAIT_SECONDS - 4)
+    rig.time = WAIT_SECONDS
+    assert rig.reconcile() is None
+    assert len(rig.closed) == (2 if returns else 3)
+    assert rig.jobs.find(KEY) is None
+    assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+def test_job_does_not_wait_for_the_store_of_its_deleted_predecessor() -> None:
+    rig = Rig()
+    rig.jobs.recall(KEY, "uid-of-the-predecessor")
+    rig.closing_error = LOST
+    rig.reconcile()
+    assert rig.closed == ["uid-of-the-predecessor"]
+    assert len(rig.api.writes) == 1
+    assert rig.jobs.deleted == {("default", "uid-of-the-predecessor")}
 
 
 def broken() -> None:

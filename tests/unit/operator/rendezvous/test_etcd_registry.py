@@ -14,7 +14,11 @@ import pytest
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.kubernetes.client import Forbidden, KubeError
 from elasticjob_operator.model import ElasticJob, parse_manifest
-from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused, EtcdRegistry
+from elasticjob_operator.rendezvous.etcd_registry import (
+    UNUSED_SECONDS,
+    EtcdRefused,
+    EtcdRegistry,
+)
 from elasticjob_operator.rendezvous.etcd_source import EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_operator.settings import EtcdSettings
@@ -161,3 +165,70 @@ def test_job_waits_for_the_etcd_that_replaced_another_during_its_first_read(
         return waiting
 
     assert asyncio.run(main()) == {"first", "second"}
+
+
+def test_etcd_that_no_job_uses_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its client stays for reconciles that still use it, its cache does not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = "http://127.0.0.1:8"
+
+    async def reached(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(InformerCache, "reached", reached)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT, other}))
+            secrets = Secrets()
+            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+
+            def named() -> list[str]:
+                return [url for etcd in etcds.all()[1:] for url in etcd.client.endpoints]
+
+            await etcds.of(job_of("first"))
+            await etcds.of(job_of("second"))
+            await etcds.release({"first", "second"}, 0.0)
+            assert named() == [ENDPOINT]
+            unused = etcds.all()[1]
+            await etcds.of(job_of("second", other))
+            await etcds.release({"second"}, 10.0)
+            assert named() == [other]
+            await asyncio.sleep(0)
+            assert all(task.cancelled() for task in unused.tasks)
+            assert len(list(tmp_path.iterdir())) == 2, "its files"
+            await etcds.release({"second"}, 10.0 + UNUSED_SECONDS)
+            assert len(list(tmp_path.iterdir())) == 1
+            await etcds.of(job_of("first"))
+            assert named() == [other, ENDPOINT]
+            await etcds.aclose()
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_client_with_a_former_secret_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def reached(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(InformerCache, "reached", reached)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT}))
+            secrets = Secrets()
+            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            await etcds.of(job_of("uid"))
+            secrets.password = b"right"
+            await etcds.of(job_of("uid"))
+            for now in (0.0, UNUSED_SECONDS):
+                assert len(list(tmp_path.iterdir())) == 2
+                await etcds.release({"uid"}, now)
+            assert len(list(tmp_path.iterdir())) == 1
+            await etcds.aclose()
+
+    asyncio.run(main())

@@ -8,19 +8,26 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
 from elasticjob_operator.domain.observed.etcd_records import Records, job_of, outcome_record
-from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Pod, StopReason
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    Observation,
+    Pod,
+    SeenTrouble,
+    StopReason,
+)
 from elasticjob_operator.domain.plan.actions import RemoveMembers
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, RendezvousMemory
 from elasticjob_operator.reconcile.live_pods import PodObjects
+from elasticjob_operator.reconcile.resync import close_deleted_job
 from elasticjob_operator.rendezvous import informer_cache
 from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
@@ -37,6 +44,8 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
+from elasticjob_rendezvous.store_monitor import StoreMonitor
 from tests.unit.operator.builders import NOW, failure, job, member, pod
 
 OLD, NEW = RendezvousParams(1, 2), RendezvousParams(2, 4)
@@ -370,3 +379,23 @@ def test_members_beyond_max_nodes_are_ignored_and_cause_no_request(
     asyncio.run(scenario())
     told = [one.getMessage() for one in caplog.records]
     assert told == ["ignores the records of 1996 members beyond maxNodes (4), which have no pod"]
+
+
+def test_deleted_job_is_woken_once_the_etcd_that_is_to_close_it_is_readable() -> None:
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD, STARTED))
+        etcd, agents = made.source.etcd, SimpleNamespace(forget=lambda uid: None)
+        etcds: Any = SimpleNamespace(agents=agents, all=lambda: [etcd])
+        made.cache.readable = False
+        assert not await close_deleted_job(etcds, "default", "job-uid", NOW)
+        assert etcd.waiting == {("default", "job-uid")}
+
+    asyncio.run(scenario())
+
+
+def test_age_of_a_trouble_is_that_of_the_operators_own_probes() -> None:
+    """The clock of the API server, by which plans count, may be another."""
+    etcd = rig().source.etcd
+    trouble = StoreTrouble(ETCD, StoreState.REFUSING, "etcd:2379", "no leader", 1)
+    etcd.monitor = cast(StoreMonitor, SimpleNamespace(trouble=trouble, failing_seconds=7.0))
+    assert etcd.trouble_of("job-uid") == SeenTrouble(trouble, (), 7.0)

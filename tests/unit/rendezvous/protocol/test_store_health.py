@@ -59,11 +59,13 @@ def test_store_trouble_is_reported_once_and_its_end_with_the_duration() -> None:
         "etcd", REFUSING, "etcd:2379", FULL.text, 1000, StoreFailure.NO_SPACE
     )
     assert fail(one, FULL, 3.0, 3.1) == []
+    assert one.failing_seconds(3.5) == 2.5, "since the first probe that failed"
     [note] = one.succeeded(at(13.5))
     assert (note.warning, note.text) == (
         False, "etcd at etcd:2379 accepts writes again after 12.5 s"
     )  # fmt: skip
     assert one.trouble is None
+    assert one.failing_seconds(14.0) == 0.0
     assert one.succeeded(at(14.0)) == []
 
 

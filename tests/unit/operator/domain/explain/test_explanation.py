@@ -16,7 +16,9 @@ from elasticjob_operator.domain.explain.catalog import (
 )
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.explain.phrases import listed, named, quoted, unschedulable
+from elasticjob_operator.domain.observed.pod_state import without_members
 from elasticjob_operator.domain.observed.state import (
+    NO_MEMBERS,
     UNREADABLE,
     NodeState,
     Observed,
@@ -880,6 +882,17 @@ def test_every_sentence_is_complete_and_without_jargon() -> None:
     assert [text for text in sentences if JARGON.search(text)] == []
 
 
+@pytest.mark.parametrize("member", [True, False])
+def test_reader_without_records_calls_no_member_a_failed_launch(member: bool) -> None:
+    """The command line cannot tell members among pods that were never Ready; the status does."""
+    failed = pod(1).stillborn(5, "container trainer: it ended with exit code 1").get()
+    (known,) = without_members([failed], {failed.uid} if member else frozenset())
+    a_job = job(maxNodes=2)
+    status = next_status(a_job, observed(pod(0).get(), known), NO_MEMBERS, NOW)
+    sentences = explanation(told(a_job, status), (pod(0).get(), failed))
+    assert ("job-1 could not be started" in " ".join(sentences)) is not member
+
+
 def test_every_obstacle_has_a_remedy() -> None:
     assert set(OBSTACLES) == set(Obstacle)
     assert all(words.remedy and not words.remedy.endswith(".") for words in OBSTACLES.values())
@@ -951,8 +964,9 @@ def test_refusal_in_a_status_of_the_previous_release_is_found_by_its_reason(
 
 
 def test_refusal_is_absent_from_the_status_of_a_suspended_job() -> None:
-    observation = refused(Obstacle.QUOTA, "exceeded quota")
-    assert creation_refusal(observation, Phase.SUSPENDED) is None
-    assert creation_refusal(Observed(), Phase.PENDING) is None
-    shown = creation_refusal(observation, Phase.PENDING)
-    assert shown == CreationRefusal(reason="QuotaExceeded", message="exceeded quota")
+    observation, suspended = refused(Obstacle.QUOTA, "too many"), job(runPolicy={"suspend": True})
+    assert creation_refusal(suspended, observation, Phase.SUSPENDED) is None
+    assert creation_refusal(job(), Observed(), Phase.PENDING) is None
+    for phase in (Phase.PENDING, Phase.SUSPENDED):
+        shown = creation_refusal(job(), observation, phase)
+        assert shown == CreationRefusal(reason="QuotaExceeded", message="too many")

@@ -44,7 +44,7 @@ from elasticjob_operator.domain.plan.closing_checkpoint import (
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
-from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.status import RendezvousStatus, Status
 from elasticjob_operator.model.types import ConditionType
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
@@ -86,6 +86,16 @@ def deleted(found: Plan) -> list[tuple[str, DeleteReason]]:
 
 def of(kind: type[Action], found: Plan) -> list[Any]:
     return [action for action in found.actions if isinstance(action, kind)]
+
+
+def plan_in_status(a_job: ElasticJob, exists: Observed, now: datetime = NOW) -> Plan:
+    """Return the plan; that of a suspension which only the status records once it is there."""
+    found = plan(a_job, exists, now)
+    if found.phase is not Phase.SUSPENDING:
+        return found
+    assert (found.actions, found.wake_at) == ((), now)
+    status = a_job.status.model_copy(update={"phase": found.phase})
+    return plan(a_job.model_copy(update={"status": status}), exists, now)
 
 
 def settled(a_job: ElasticJob, *pods: Pod, view: RendezvousView | None = None) -> Observed:
@@ -479,8 +489,27 @@ def test_planned_stop_waits_for_a_store_that_was_just_lost(
     assert (status.phase, status.last_stop) == (Phase.RUNNING, None)
     back = observed(*running(2), view=saving(2), bounds=BOUNDS)
     assert plan(STOPS[reason], back, later(2)).actions == (WriteParams(1, asked(reason, -2)),)
-    late = plan(STOPS[reason], replace(lost, unreadable_seconds=10.0), later(8))
+    late = plan_in_status(STOPS[reason], replace(lost, unreadable_seconds=10.0), later(8))
     assert [name for name, _ in deleted(late)] == ["job-0", "job-1"]
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_requested_checkpoint_has_its_time_after_a_restart_of_the_operator(
+    reason: StopReason,
+) -> None:
+    """The new process can read no request; the status of the old one shows that there is one."""
+    requested = observed(*running(2), view=saving(2), bounds=asked(reason))
+    status = next_status(STOPS[reason], requested, requested.rendezvous, NOW)
+    lost, seconds = observed(*running(2), view=UNREADABLE), 0.0
+    while seconds < ENDS_AT:
+        a_job = STOPS[reason].model_copy(update={"status": status})
+        seen = replace(lost, unreadable_seconds=seconds)
+        found = plan(a_job, seen, later(seconds))
+        assert (found.actions, found.wake_at) == ((), later(ENDS_AT))
+        status = next_status(a_job, seen, UNREADABLE, later(seconds), found.access)
+        seconds += 7
+    late = replace(lost, unreadable_seconds=ENDS_AT)
+    assert len(deleted(plan_in_status(a_job, late, later(ENDS_AT)))) == 2
 
 
 @pytest.mark.parametrize("reason", STOPS)
@@ -489,7 +518,7 @@ def test_stop_of_a_job_that_cannot_save_does_not_wait_for_its_store(reason: Stop
     over = replace(lost, pods=tuple(replace(one, over=True) for one in lost.pods))
     assert plan(STOPS[reason], over, NOW).access == OPEN
     requested = replace(lost, bounds=asked(reason, ENDS_AT))
-    assert len(deleted(plan(STOPS[reason], requested, NOW))) == 2
+    assert len(deleted(plan_in_status(STOPS[reason], requested))) == 2
 
 
 def test_stop_without_pods_asks_no_member_whose_record_remains() -> None:
@@ -520,6 +549,48 @@ def test_resumption_waits_until_etcd_records_the_suspension(phase: Phase) -> Non
     assert (close.reason, usable.phase) == (StopReason.SUSPENDED, Phase.SUSPENDED)
 
 
+@pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.SUSPENDED])
+@pytest.mark.parametrize("refusal", [None, Refusal(Obstacle.SECRET, "no Secret etcd", NOW)])
+def test_resumption_waits_for_an_unreadable_etcd_that_may_not_have_recorded_the_suspension(
+    phase: Phase, refusal: Refusal | None
+) -> None:
+    """The Secret of an etcd may be missing: its reason is in the status."""
+    a_job = job(Status(phase=phase, rendezvous=RendezvousStatus(round=3)), maxNodes=2)
+    lost = observed(view=UNREADABLE, bounds=BOUNDS, refusal=refusal)
+    found = plan(a_job, lost, NOW)
+    assert (found.actions, found.wake_at, found.phase) == ((), None, Phase.SUSPENDED)
+    status = next_status(a_job, lost, lost.rendezvous, NOW, found.access)
+    assert status.phase is Phase.SUSPENDED
+    told = {one.type: one.message for one in status.conditions}
+    assert told[ConditionType.SUSPENDED] == "the job is resumed once its etcd can be read"
+    assert "from its last checkpoint once its etcd can be read" in " ".join(status.explanation)
+    assert ("no Secret etcd" in told[ConditionType.PODS_READY]) is (refusal is not None)
+    assert (status.refusal is None) is (refusal is None)
+    assert ("No pods can be created" in " ".join(status.explanation)) is (refusal is not None)
+    resumed = replace(lost, pods=(pod(0).get(),))
+    assert plan(a_job, resumed, NOW).phase is Phase.PENDING, "of a pass without a status"
+
+
+def test_resumption_before_the_first_round_does_not_wait_for_an_unreadable_etcd() -> None:
+    a_job = job(Status(phase=Phase.SUSPENDED, rendezvous=RendezvousStatus()), maxNodes=2)
+    assert plan(a_job, observed(view=UNREADABLE), NOW).phase is Phase.PENDING
+
+
+@pytest.mark.parametrize("view", [UNREADABLE, saving(2)], ids=["lost", "refusing"])
+def test_suspension_is_in_the_status_before_pods_are_deleted_without_a_record(
+    view: RendezvousView,
+) -> None:
+    """A resumption may follow before the status of the pass that deletes them is written."""
+    a_job = STOPS[StopReason.SUSPENDED]
+    store = SeenTrouble(FULL) if view.readable else None
+    exists = observed(*running(2), view=view, bounds=BOUNDS, store=store)
+    first = plan(a_job, exists, NOW)
+    assert (first.actions, first.phase, first.wake_at) == ((), Phase.SUSPENDING, NOW)
+    status = next_status(a_job, exists, view, NOW, first.access)
+    again = plan(a_job.model_copy(update={"status": status}), exists, NOW)
+    assert len(deleted(again)) == 2
+
+
 def test_resumption_goes_on_with_pods_that_were_not_stopped() -> None:
     a_job = job(Status(phase=Phase.SUSPENDING), maxNodes=2)
     found = plan(a_job, observed(*running(2), view=saving(2), bounds=BOUNDS), NOW)
@@ -532,7 +603,8 @@ def test_job_created_suspended_creates_nothing() -> None:
 
 def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
     a_job = job(runPolicy={"suspend": True})
-    found = plan(a_job, observed(pod(0).get(), pod(1).terminating().get(), view=UNREADABLE), NOW)
+    exists = observed(pod(0).get(), pod(1).terminating().get(), view=UNREADABLE)
+    found = plan_in_status(a_job, exists)
     assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
 
 
@@ -560,7 +632,7 @@ def test_planned_stop_does_not_wait_for_a_store_that_refuses_writes(
 ) -> None:
     pods = running(2)
     exists = observed(*pods, view=saving(2), bounds=bounds, store=SeenTrouble(FULL))
-    found = plan(STOPS[reason], exists, NOW)
+    found = plan_in_status(STOPS[reason], exists)
     assert [type(action) for action in found.actions] == [DeletePod, DeletePod]
     assert found.phase is PHASES[reason]
     gone = replace(exists, pods=(), rendezvous=saving(0))
@@ -584,9 +656,9 @@ def test_accepted_request_has_its_time_although_the_store_refuses_writes_since(
 def test_planned_stop_waits_for_a_store_that_has_refused_writes_for_a_moment(
     reason: StopReason,
 ) -> None:
-    """etcd elects a leader: the checkpoint is requested after that."""
-    since = int(ago(9).timestamp() * 1000)
-    seen = SeenTrouble(replace(FULL, since_ms=since))
+    """etcd elects a leader: the checkpoint is requested after that. The operator's clock may be
+    behind that of the API server, by which the plan counts."""
+    seen = SeenTrouble(FULL, seconds=9.0)  # by the operator's clock
     found = plan(
         STOPS[reason], observed(*running(2), view=saving(2), bounds=BOUNDS, store=seen), NOW
     )

@@ -431,8 +431,7 @@ def test_checkpoint_that_etcd_refused_to_request_is_reported_once(reason: StopRe
 
 def test_checkpoint_that_etcd_may_still_be_asked_for_is_not_reported_as_missing() -> None:
     subject = job(Status(phase=Phase.RUNNING), runPolicy={"suspend": True})
-    bounds, since = rendezvous_params(subject, 2, 2), int(ago(9).timestamp() * 1000)
-    store = SeenTrouble(replace(FULL, since_ms=since))
+    bounds, store = rendezvous_params(subject, 2, 2), SeenTrouble(FULL, seconds=9.0)
     seen = observed(*running(2), view=TRAINS, bounds=bounds, store=store)
     planned = plan(subject, seen, NOW)
     assert [type(action) for action in planned.actions] == [WriteParams]
