@@ -183,14 +183,16 @@ class EtcdRegistry:
         return [self.own, *self._named.values()]
 
     async def release(self, uids: Collection[str], now: float) -> None:
-        """Stop the informer caches of etcds that none of these jobs names.
+        """Stop the informer caches of etcds that none of these jobs names or has records in.
 
         Their connections are closed after `UNUSED_SECONDS`: a reconcile may still use them.
         """
         self._places = {uid: place for uid, place in self._places.items() if uid in uids}
         used = set(self._places.values())
         self._seen &= used
-        for place in [place for place in self._named if place not in used]:
+        for place, etcd in list(self._named.items()):
+            if place in used or any(uid in uids for _, uid in etcd.cache.jobs()):
+                continue
             log.info("closing the connections to %s: no job uses it", ", ".join(place[2:]))
             self._stop(self._named.pop(place))
         self._unused += [(now, etcd) for etcd in self._replaced]

@@ -217,6 +217,26 @@ def test_needed_value_set_to_null_is_refused_by_its_name(path: str) -> None:
     assert re.search(rf"- at '{named}': missing property '{key}'", str(refused.value))
 
 
+@pytest.mark.parametrize(
+    ("component", "values"),
+    [
+        ("etcd", [path for path in NEEDED if path.startswith("etcd.")]),
+        ("admissionPolicy", [path for path in NEEDED if path.startswith("admissionPolicy.")]),
+    ],
+)
+def test_values_of_a_component_that_is_off_may_be_null(component: str, values: list[str]) -> None:
+    off: Json = {component: {"enabled": False}}
+    if component == "etcd":
+        off["externalEtcd"] = {"endpoints": ["https://etcd.example:2379"]}
+    for path in values:
+        _, *between, key = path.split(".")
+        place = off[component]
+        for name in between:
+            place = place.setdefault(name, {})
+        place[key] = None
+    assert template(off)
+
+
 @pytest.mark.parametrize("name", ["my.release", "1st"])
 def test_release_name_that_no_service_may_have_needs_another_prefix(name: str) -> None:
     with pytest.raises(HelmRefused, match="fullnameOverride must be another prefix"):

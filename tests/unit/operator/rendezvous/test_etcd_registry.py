@@ -207,6 +207,31 @@ def test_etcd_that_no_job_uses_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_etcd_that_a_job_has_left_is_kept_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "http://127.0.0.1:8"
+
+    async def reached(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(InformerCache, "reached", reached)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT, other}))
+            etcds = EtcdRegistry(settings, Secrets(), tasks, lambda *_: None)  # type: ignore[arg-type]
+            await etcds.of(job_of("first"))
+            left = etcds.all()[1]
+            monkeypatch.setattr(left.cache, "jobs", lambda: (("team", "first"),))
+            await etcds.of(job_of("first", other))
+            await etcds.release({"first"}, 0.0)
+            assert left in etcds.all()
+            await etcds.release(set(), 10.0)  # the job is deleted, and its data with it
+            assert left not in etcds.all()
+            await etcds.aclose()
+
+    asyncio.run(main())
+
+
 def test_client_with_a_former_secret_is_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
