@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elasticjob.train.interval import Interval
+    from elasticjob.train.interval import Interval, Losses
 
 Owner = TypeVar("Owner")
 _SMALL_BYTES = 1 << 16
@@ -239,13 +239,21 @@ class Pace:
         """True if the ranks may propose different numbers."""
         return self._interval.is_measured or self._overlap is not None
 
-    def start(self, step: int, known: int) -> int:
+    @property
+    def cost(self) -> float:
+        """Cost of a snapshot in seconds; 0 as long as it is unknown."""
+        return self._interval.cost
+
+    def start(
+        self, step: int, known: int, losses: Losses, step_seconds: float, *, is_held: bool
+    ) -> int:
         """Begin to measure after a restore; return the steps until the first snapshot.
 
         Args:
-            known: interval of the restored snapshot.
+            known, losses, step_seconds, is_held: as for `Interval.start`.
         """
-        self._interval.start(step, time.monotonic(), known)
+        now = time.monotonic()
+        self._interval.start(step, now, known, losses, step_seconds, is_held=is_held)
         self._cost = self._left = None
         return self._interval.first
 
