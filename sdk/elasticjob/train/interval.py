@@ -81,10 +81,10 @@ class Losses(NamedTuple):
     cost: float = 0.0
 
     def later(self, seconds: float, max_overhead: float) -> Losses:
-        """Return what counts after a further time without a fault.
+        """Return the losses after a further time without a fault.
 
-        The faults of a time that is long for the cost of a snapshot say nothing of the next one: at
-        most twice the time between two faults from which on they would change the interval counts.
+        Older faults have less weight: the time is limited to twice that between two faults at which
+        they begin to change the interval, and the faults are reduced by the same factor.
         """
         total = self.seconds + max(0.0, seconds)
         most = self.cost / max_overhead**2 if self.cost > 0 else math.inf
@@ -93,7 +93,7 @@ class Losses(NamedTuple):
         return self._replace(faults=self.faults * most / total, seconds=most)
 
     def after_fault(self) -> Losses:
-        """Return what counts after one more fault."""
+        """Return the losses after one more fault."""
         return self._replace(faults=RECENT * (self.faults + 1), seconds=RECENT * self.seconds)
 
 

@@ -164,10 +164,10 @@ def held(path: Path) -> Part | None:
 def committed(path: Path) -> Part:
     """Return the part that is committed in a file. Raises OSError, or CorruptSnapshot for none."""
     with opened(path, os.O_RDONLY) as fd:
-        return _read_record(fd, path)[0]
+        return read_record(fd, path)[0]
 
 
-def _read_record(fd: int, path: Path) -> tuple[Part, int, int, int]:
+def read_record(fd: int, path: Path) -> tuple[Part, int, int, int]:
     """Return the fields of a record as `_unpack_record` does. Raises CorruptSnapshot."""
     record = os.pread(fd, RECORD_BYTES, 0)
     number = record[_NUMBER_AT : len(MAGIC)]
@@ -214,7 +214,7 @@ def reading(path: Path, part: Part, *, threads: bool = False) -> Iterator[tuple[
     """
     try:
         with opened(path, os.O_RDONLY) as fd:
-            found, head, size, checksum = _read_record(fd, path)
+            found, head, size, checksum = read_record(fd, path)
             if found != part:
                 raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part[0].step}")
             view = allocated(size)
