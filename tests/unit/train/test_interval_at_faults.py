@@ -17,6 +17,7 @@ from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.interval import (
     COSTS,
     OVERHEAD_AT_FAULTS,
+    RECENT,
     Cost,
     Interval,
     Losses,
@@ -233,6 +234,29 @@ def test_snapshots_of_new_workers_follow_the_faults(
     gaps = [trained(333) for _ in range(8)]
     assert gaps[0] == pytest.approx(40, abs=2)
     assert gaps[-1] == pytest.approx(expected, abs=2 if settings else 8)
+
+
+def test_restart_before_the_first_step_counts_no_further_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(tmp_path))
+
+    def faults_after(steps: int) -> float:
+        """Restore, then train up to a fault; return the number of faults at the restore."""
+        snapshots = Snapshots(every_steps=10)
+        found = snapshots.restore()
+        begun = 0 if found is None else found.step
+        losses = snapshots._pace._interval._losses
+        for step in range(begun + 1, begun + 1 + steps):
+            snapshots.save(step, {"x": step})
+        return losses.faults
+
+    assert faults_after(15) == 0.0
+    assert faults_after(0) == pytest.approx(RECENT)
+    assert faults_after(0) == pytest.approx(RECENT)
+    assert faults_after(20) == pytest.approx(RECENT)  # at step 30, with a snapshot
+    assert faults_after(5) == pytest.approx(RECENT)
+    assert faults_after(1) == pytest.approx(RECENT * (RECENT + 1))
 
 
 # --- records

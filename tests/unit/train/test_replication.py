@@ -328,9 +328,9 @@ def test_damage_before_a_copy_has_no_valid_checksum_after_it(
     with (tmp_path / "rank-1.0").open("r+b") as file:
         file.seek(RECORD_BYTES + 9)
         file.write(b"!")
-    copy = CommittedPart(tmp_path / "rank-1.0", part(1)).copied(tmp_path / "replica-9.0")
+    copy = CommittedPart(tmp_path / "rank-1.0", part(1)).copied(tmp_path / "copy")
     send(address, KEY, part(1), copy, None, RATE)
-    for path in (tmp_path / "replica-9.0", buffers.parts()[part(1)]):
+    for path in (tmp_path / "copy", buffers.parts()[part(1)]):
         assert held(path) == part(1)
         with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
             read(path, part(1))
