@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<BBxxIq")
 INLINE_BYTES = RECORD_BYTES - _HEADER.size
 """Maximum size of a content that travels in the record itself."""
 _PROPOSAL = struct.Struct("<??QB???Bq")
-_BEGIN = struct.Struct("<I????qQqBfff?")
+_BEGIN = struct.Struct("<I????qQqBfff??")
 SAME_CALLS = "all ranks must make the same calls, with the same values"
 
 
@@ -247,6 +247,7 @@ class Begin(NamedTuple):
         loss: `layout.Loss` of the steps that are lost.
         faults, seconds, cost: fields of `Losses` by the end of the last round.
         has_lost: True if that round lost steps which no restore has counted yet.
+        follows_faults: True if the interval of its snapshots depends on these losses.
     """
 
     bits: int
@@ -262,6 +263,7 @@ class Begin(NamedTuple):
     seconds: float = 0.0
     cost: float = 0.0
     has_lost: bool = False
+    follows_faults: bool = False
 
     def packed(self) -> bytes:
         return _BEGIN.pack(*self)

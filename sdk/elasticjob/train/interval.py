@@ -173,6 +173,12 @@ class Interval:
         return self._every_steps is None
 
     @property
+    def follows_faults(self) -> bool:
+        """True if the interval is shorter while faults repeat steps."""
+        is_given = self._every_steps is not None or self._every_seconds is not None
+        return not is_given and self._at_faults > self._max_overhead
+
+    @property
     def first(self) -> int:
         """Steps until the first snapshot of a round."""
         return self._every_steps or self._known
@@ -204,14 +210,15 @@ class Interval:
 
         Args:
             known: interval of the restored snapshot, the shortest until new costs are measured.
-            losses: faults before, by which the interval may be shorter at once.
+            losses: faults before, by which the interval may be shorter at once; none, or other
+                ranks would begin with a longer one, unless all of them follow the faults.
             step_seconds: duration of a step of the round before; 0 if it is unknown.
             is_held: as for `proposed`.
         """
         self._step, self._began = step, now
         self._losses, self._started = losses or Losses(), now
         self._known = max(1, known) if self._every_seconds is None else 1
-        if not is_held and self._losses.cost > 0 and step_seconds > 0:
+        if not is_held and self._losses.cost > 0 and step_seconds > 0:  # the same on all ranks
             self._known = self._shortened(self._known, self._losses.cost, step_seconds, now)
         self._costs.clear()
         self._plain.clear()
@@ -281,7 +288,7 @@ class Interval:
     def _shortened(self, steps: int, cost: float, step_seconds: float, now: float) -> int:
         """Return an interval in steps, or the shorter one that the rate of the faults needs."""
         losses = self._losses.later(now - self._started, self._max_overhead)
-        if losses.faults <= 0 or self._at_faults <= self._max_overhead:
+        if losses.faults <= 0 or not self.follows_faults:
             return steps
         between = losses.seconds / losses.faults
         return min(steps, steps_at_faults(between, cost, step_seconds, self._at_faults))

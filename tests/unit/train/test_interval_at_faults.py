@@ -14,6 +14,8 @@ from elasticjob import layout
 from elasticjob.train import Snapshots
 from elasticjob.train.agreement import Part, steps_at_faults, steps_within
 from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.exchange import Exchange, unpack_begins
+from elasticjob.train.gang import Gang
 from elasticjob.train.interval import (
     COSTS,
     OVERHEAD_AT_FAULTS,
@@ -236,6 +238,38 @@ def test_snapshots_of_new_workers_follow_the_faults(
     assert gaps[-1] == pytest.approx(expected, abs=2 if settings else 8)
 
 
+class MixedRanks(Gang):
+    """Gang of this rank and another one with a `max_overhead` of its own."""
+
+    def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
+        if exchange != Exchange.BEGIN:
+            return super().gather(exchange, content)
+        [mine] = unpack_begins([content])
+        return [memoryview(each.packed()) for each in (mine, mine._replace(follows_faults=False))]
+
+
+def test_ranks_begin_with_one_interval_if_one_has_a_given_overhead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(tmp_path))
+    first = Snapshots(every_steps=30)
+    first.restore()
+    for step in range(1, 75):
+        first.save(step, {"x": step})
+    file = ReachedFile(tmp_path, 0)
+    file.restored(Losses(4.0, 0.04, 1e-6))
+    assert [each.losses.faults for each in ended_on(tmp_path)] == [4.0]
+
+    def interval() -> int:
+        snapshots = Snapshots()
+        assert snapshots.restore() is not None
+        return snapshots._interval
+
+    assert interval() < 30
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", MixedRanks)
+    assert interval() == 30
+
+
 def test_restart_before_the_first_step_counts_no_further_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +280,8 @@ def test_restart_before_the_first_step_counts_no_further_fault(
         snapshots = Snapshots(every_steps=10)
         found = snapshots.restore()
         begun = 0 if found is None else found.step
-        losses = snapshots._pace._interval._losses
+        assert snapshots._reached is not None
+        losses = snapshots._reached._losses
         for step in range(begun + 1, begun + 1 + steps):
             snapshots.save(step, {"x": step})
         return losses.faults
