@@ -163,6 +163,11 @@ class Interval:
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
         self._slowed: collections.deque[tuple[int, float]] = collections.deque(maxlen=COSTS)
         self._since_plain = 0
+        # Steps without a copy: those beside copies on other nodes, and all others.
+        self._beside: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
+        self._free: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
+        self._counts: collections.deque[int] = collections.deque(maxlen=COSTS)
+        self._count = 0
         self._known = 1
         self._step = 0
         self._began = 0.0
@@ -185,7 +190,8 @@ class Interval:
 
     @property
     def cost(self) -> float:
-        """Cost of a snapshot in seconds, for later rounds; 0 as long as it is unknown.
+        """Cost of a snapshot with its copies on other nodes in seconds, for later rounds; 0 as long
+        as it is unknown.
 
         The first costs of a process are too large. In rounds that end before `COSTS` of them, the
         smallest median counts.
@@ -193,8 +199,10 @@ class Interval:
         known = self._losses.cost
         if not self._costs:
             return known
-        median = self._median_cost()
-        return min(median, known) if known > 0 and len(self._costs) < COSTS else median
+        cost = self._median_cost() + self._replication_cost()
+        if len(self._costs) >= COSTS and (len(self._free) >= COSTS or not self._beside):
+            return cost
+        return min(cost, known) if known > 0 else cost
 
     def start(
         self,
@@ -223,14 +231,20 @@ class Interval:
         self._costs.clear()
         self._plain.clear()
         self._slowed.clear()
-        self._since_plain = 0
+        self._beside.clear()
+        self._free.clear()
+        self._counts.clear()
+        self._since_plain = self._count = 0
 
-    def stepped(self, steps: int, seconds: float, *, copied: bool) -> None:
+    def stepped(
+        self, steps: int, seconds: float, *, copied: bool, is_replicating: bool = False
+    ) -> None:
         """Add the time between two calls of `save`.
 
         Args:
             steps: number of steps between the calls.
             copied: True if the first of the calls took a snapshot.
+            is_replicating: True if copies on other nodes were in progress.
         """
         if steps < 1:
             return
@@ -240,6 +254,8 @@ class Interval:
         else:
             self._plain.append(seconds / steps)
             self._since_plain = 0
+            (self._beside if is_replicating else self._free).append(seconds / steps)
+            self._count += steps if is_replicating else 0
 
     def proposed(
         self,
@@ -267,6 +283,8 @@ class Interval:
             return 1 if cost is None else steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
+            self._counts.append(self._count)
+        self._count = 0
         if cost is None or steps < 1:
             return max(self._known, EARLY_GROWTH) if is_held else self._known
         median = self._median_cost()
@@ -278,8 +296,7 @@ class Interval:
         if is_early:
             found = max(found, self._known)
         if not is_held:
-            usual = self._losses.cost if is_early and self._losses.cost > 0 else median
-            found = self._shortened(found, usual, step_seconds, now)
+            found = self._shortened(found, self.cost, step_seconds, now)
         if is_early:
             return found
         # One more step than since the last snapshot: a call of `save` without one comes between.
@@ -292,6 +309,16 @@ class Interval:
             return steps
         between = losses.seconds / losses.faults
         return min(steps, steps_at_faults(between, cost, step_seconds, self._at_faults))
+
+    def _replication_cost(self) -> float:
+        """Return the time by which the copies of a snapshot on other nodes slow down the steps.
+
+        It counts for the shorter interval alone. A measured step without these copies is needed.
+        """
+        if not self._beside or len(self._free) < COSTS or not self._counts:
+            return 0.0
+        slowed = statistics.median(self._beside) - statistics.median(self._free)
+        return max(0.0, slowed) * statistics.median(self._counts)
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.

@@ -232,7 +232,7 @@ class Pace:
         self._interval = interval
         self._overlap = overlap
         self._cost: float | None = None
-        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
+        self._left: tuple[int, float, bool, bool] | None = None  # the last call of `save`
 
     @property
     def is_measured(self) -> bool:
@@ -265,12 +265,20 @@ class Pace:
     def entered(self, step: int) -> None:
         """Measure the time since the last call of `save`, unless the copy is a GPU's."""
         if self._left is not None and not (self._overlap and self._overlap.is_on_device):
-            last, left, copied = self._left
-            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
+            last, left, copied, is_replicating = self._left
+            seconds = time.perf_counter() - left
+            self._interval.stepped(
+                step - last, seconds, copied=copied, is_replicating=is_replicating
+            )
 
-    def left(self, step: int, *, copied: bool) -> None:
-        """Begin to measure the time until the next call of `save`."""
-        self._left = step, time.perf_counter(), copied
+    def left(self, step: int, *, copied: bool, is_replicating: bool = False) -> None:
+        """Begin to measure the time until the next call of `save`.
+
+        Args:
+            copied: True if this call took a snapshot.
+            is_replicating: True if its copies on other nodes are in progress.
+        """
+        self._left = step, time.perf_counter(), copied, is_replicating
 
     def took(self, seconds: float) -> None:
         """Record the time that a snapshot took in `save`."""

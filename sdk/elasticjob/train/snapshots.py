@@ -440,7 +440,9 @@ class Snapshots:
             )
             self._stop.listen()
         if not is_due:
-            self._pace.left(step, copied=False)
+            copies = self._replication
+            is_replicating = copies is not None and copies.state is State.RUNNING
+            self._pace.left(step, copied=False, is_replicating=is_replicating)
             return False
         if self._overlap is not None:
             self._overlap.begin()

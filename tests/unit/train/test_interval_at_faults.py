@@ -192,6 +192,31 @@ def test_interval_is_shorter_from_the_first_step_after_a_fault() -> None:
     assert interval.proposed(50 + 2 * shorter, now, slow) == pytest.approx(shorter, abs=2)
 
 
+@pytest.mark.parametrize(("slowed", "expected"), [(0.0, COST), (0.02, COST + 3 * 0.02)])
+def test_copies_on_other_nodes_count_for_the_shorter_interval_by_their_effect(
+    slowed: float, expected: float
+) -> None:
+    """Three steps after each snapshot are beside them. The interval without faults is as before."""
+    found = {}
+    for losses in (Losses(), Losses(4.0, 40.0, 1.0)):
+        interval = adaptive()
+        interval.start(0, 0.0, 10, losses)
+        step, now = 0, 0.0
+        for number in range(3 * COSTS):
+            step, now = step + 10, now + 10 * STEP + COST
+            steps = interval.proposed(step, now, Cost(COST, COST) if number else None)
+            interval.stepped(1, STEP, copied=True)
+            for at in range(9):
+                seconds = STEP + (slowed if at < 3 else 0.0)
+                interval.stepped(1, seconds, copied=False, is_replicating=at < 3)
+        found[losses.faults] = steps
+        assert interval.cost == pytest.approx(expected)
+    assert found[0.0] == pytest.approx(steps_within(OVERHEAD, COST, STEP), abs=1)
+    between = (40.0 + now) / 4.0
+    shorter = steps_at_faults(between, expected, STEP, OVERHEAD_AT_FAULTS)
+    assert found[4.0] == pytest.approx(shorter, abs=1)
+
+
 def test_interval_at_faults_follows_the_square_root_of_their_distance() -> None:
     assert steps_at_faults(100.0, 0.5, 0.1, 0.05) == 100
     assert steps_at_faults(400.0, 0.5, 0.1, 0.05) == 200
