@@ -12,7 +12,8 @@ from pathlib import Path
 # The imports of train.py: a standby interpreter reads this file to find the modules to preload.
 import numpy  # noqa: F401
 import torch.distributed
-import torch.nn.parallel  # noqa: F401
+import torch.nn.parallel
+import torch.optim  # noqa: F401
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ from elasticjob_agent.settings import (
 )
 from elasticjob_agent.worker_output import Std, WorkerOutput, single_device
 from elasticjob_agent.worker_runtime import StartWorkers, WorkerStart
-from elasticjob_launcher.worker_count import CountError, count_workers
+from elasticjob_launcher.devices import CountError
+from elasticjob_launcher.worker_count import count_workers
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticjob_launcher.devices import ACCELERATORS
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
 from elasticjob_launcher.processes.command_process import TORCHRUN_WORKERS, own_defaults
@@ -49,7 +50,7 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import ACCELERATORS, torchrun_word
+from elasticjob_launcher.worker_count import torchrun_word
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:

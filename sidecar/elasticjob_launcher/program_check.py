@@ -34,7 +34,7 @@ from elasticjob_launcher.command_texts import command_texts
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
 from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
-from elasticjob_launcher.zygote.command import ColdStart, parse_command
+from elasticjob_launcher.zygote.command import VERSION_SHIM, ColdStart, parse_command
 
 HEAD_BYTES = 4096
 """Maximum size of a console script."""
@@ -42,8 +42,6 @@ _INTERPRETER = re.compile(rb"#!\s*(\S+)[ \t]*([^\n]*)")
 _TRAMPOLINE = re.compile(rb"#![^\n]*/sh[ \t]*\r?\n'''exec' [^\n]*py(thon|py)[^\n]*\n' '''")
 """Start of a console script of Python by a shell, as pip, distlib and uv write it for interpreters
 with a long path, or with spaces in it."""
-_PYENV_SHIM = re.compile(rb'^exec "[^"\n]*pyenv" exec "\$program" "\$@"\s*\Z', re.MULTILINE)
-"""Last command of a script of pyenv, which starts the program of the same name."""
 _IMPORT = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\w+))?", re.MULTILINE
 )
@@ -167,7 +165,7 @@ def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher
     if found is None:
         return None
     interpreter = "python" if _TRAMPOLINE.match(head) else _interpreter(found[1], found[2])
-    if (is_shell(interpreter) or interpreter in _OTHER_SHELLS) and not _PYENV_SHIM.search(head):
+    if (is_shell(interpreter) or interpreter in _OTHER_SHELLS) and not VERSION_SHIM.search(head):
         raise ProgramError(
             f"{path} is a shell script, which may start the workers itself and would run once for "
             f"each worker: {_FIX}"

@@ -8,7 +8,6 @@ files are counted. Everything else needs no torch.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -17,46 +16,35 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from elasticjob_launcher.devices import (
+    ACCELERATORS,
+    AUTO,
+    CPU,
+    GPU,
+    POSITIVE,
+    WHOLE,
+    CountError,
+    Devices,
+    device_files,
+    text_of,
+)
 from elasticjob_launcher.processes.spawn import die_with_parent
 from elasticjob_launcher.settings import DEFAULT_COUNT_SECONDS
 from elasticjob_launcher.zygote.command import ColdStart, parse_command
 
-ACCELERATORS = "accelerators"
-"""One worker for each accelerator, or one worker: an absent `nprocPerNode`."""
-AUTO, GPU, CPU = "auto", "gpu", "cpu"
-WORDS = (AUTO, GPU, CPU)
 MAX_WORKERS = 1024
 KILLED_SECONDS = 2.0
 OUTPUT_CHARACTERS = 1500
 
 _NUMBER = "set nprocPerNode to a number"
-_WHOLE = re.compile(r"[0-9]{1,18}")
-_POSITIVE = re.compile(r"0*[1-9][0-9]{0,17}")
 _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 _DEVICE_TYPE = re.compile(r"[a-z_][a-z0-9_]*")
 _RUN = (
     "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; "
-    "sys.path.append(sys.argv.pop(1)); import elasticjob_launcher.worker_count as m; m.main()"
+    "sys.path.append(sys.argv.pop(1)); import elasticjob_launcher.visible_devices as m; m.main()"
 )
-
-
-class CountError(Exception):
-    """Number of workers that cannot be determined; the message names the cause and the fix."""
-
-
-class Devices(NamedTuple):
-    """Accelerators of this container.
-
-    `torch` is its version, empty if torch is not installed. `trouble` is the reason for which none
-    can be used although there are device files. `note` is advice to the user.
-    """
-
-    number: int
-    torch: str = ""
-    trouble: str = ""
-    note: str = ""
 
 
 class Count(NamedTuple):
@@ -142,6 +130,15 @@ def _checked(workers: int) -> int:
     return workers
 
 
+def expected_workers(word: str, environ: Mapping[str, str]) -> int:
+    """Return the number of workers that torchrun would start for a word of its option, by device
+    files alone; 0 is an unknown number."""
+    devices = device_files(environ)
+    if word == CPU or (word == AUTO and not devices):
+        return usable_cpus()
+    return devices
+
+
 # -- CPUs
 
 
@@ -161,28 +158,21 @@ def usable_cpus(mount: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> int:
 
 def _quotas(mount: Path, own: Path) -> Iterator[float]:
     """Yield the CPU quotas of this process's cgroup and of its ancestors, in CPUs."""
-    for line in _text(own).splitlines():
+    for line in text_of(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         parts = [part for part in path.split("/") if part not in ("", "..")]
         # In a container the mount's root is the container's own cgroup.
         places = [Path(*parts[:depth]) for depth in range(len(parts) + 1)]
         for place in places:
             if not controllers:
-                quota, _, period = _text(mount / place / "cpu.max").partition(" ")
+                quota, _, period = text_of(mount / place / "cpu.max").partition(" ")
             elif "cpu" in controllers.split(","):
-                quota = _text(mount / "cpu" / place / "cpu.cfs_quota_us")
-                period = _text(mount / "cpu" / place / "cpu.cfs_period_us")
+                quota = text_of(mount / "cpu" / place / "cpu.cfs_quota_us")
+                period = text_of(mount / "cpu" / place / "cpu.cfs_period_us")
             else:
                 continue
-            if _WHOLE.fullmatch(quota.strip()) and _POSITIVE.fullmatch(period.strip()):
+            if WHOLE.fullmatch(quota.strip()) and POSITIVE.fullmatch(period.strip()):
                 yield int(quota) / int(period)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 # -- devices, counted in another process
@@ -259,196 +249,3 @@ def _interpreter(
     except ColdStart:
         return sys.executable, (), env
     return program.interpreter, program.options, {**env, **program.env}
-
-
-# -- in the other process
-
-
-def main() -> None:
-    """Write the devices as JSON to standard output; redirect all other output to standard error."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
-        os.dup2(2, 1)
-        try:
-            found: dict[str, Any] = visible_devices(sys.argv[1])._asdict()
-        except CountError as error:
-            found = {"error": str(error)}
-        except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        json.dump(found, answer)
-    os._exit(0)  # a driver may hang at the exit
-
-
-_BEFORE_AUTOLOAD = (
-    *("torch_npu", "torch_mlu", "torch_musa", "intel_extension_for_pytorch"),
-    "habana_frameworks.torch",
-)
-"""Packages that add a device type, which only torch 2.5 and newer import by themselves."""
-
-
-def visible_devices(word: str, environ: Mapping[str, str] = os.environ) -> Devices:
-    """Count the accelerators that torch can use, or without torch the device files."""
-    try:
-        torch = importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return Devices(device_files(environ) if word in (AUTO, GPU, ACCELERATORS) else 0)
-    version = str(getattr(torch, "__version__", "unknown"))
-    if word not in (AUTO, GPU, ACCELERATORS):
-        return Devices(_number_of_type(torch, word), version)
-    number = _accelerators(torch)
-    for package in _BEFORE_AUTOLOAD if not number else ():
-        with contextlib.suppress(ImportError):
-            importlib.import_module(package)
-            number = number or _accelerators(torch)
-    if number:
-        return Devices(number, version)
-    # torch reaches these through XLA and does not count them.
-    number = neuron_cores(environ) or tpu_chips(environ)
-    if number:
-        return Devices(number, version)
-    return _explained(torch, version, environ)
-
-
-def _accelerators(torch: Any) -> int:
-    """Return the number that torchrun's `auto` uses; 0 without accelerators.
-
-    Before version 2.6 torch has no common interface to them, and a plug-in may not implement it.
-    """
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None and accelerator.is_available():
-        return int(accelerator.device_count())
-    names = ["cuda", "xpu", "hpu"]
-    with contextlib.suppress(AttributeError):
-        names.append(torch._C._get_privateuse1_backend_name())
-    return next((number for number in (_available(torch, name) for name in names) if number), 0)
-
-
-def _available(torch: Any, name: str) -> int:
-    module = getattr(torch, name, None)
-    if module is None or not hasattr(module, "device_count") or not module.is_available():
-        return 0
-    return int(module.device_count())
-
-
-def _number_of_type(torch: Any, name: str) -> int:
-    for package in _BEFORE_AUTOLOAD:
-        if hasattr(torch, name):
-            break
-        with contextlib.suppress(ImportError):
-            importlib.import_module(package)
-    return _available(torch, name)
-
-
-def _explained(torch: Any, version: str, environ: Mapping[str, str]) -> Devices:
-    """Return no devices, with the reason if there are device files of a GPU."""
-    built = getattr(torch, "version", None)
-    for maker, files, hidden_by in (
-        ("cuda", nvidia_files(), ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")),
-        ("hip", amd_files(), ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")),
-    ):
-        if not files or any(_hides(environ.get(name)) for name in hidden_by):
-            continue
-        names = ", ".join(files)
-        if getattr(built, maker, None) is None:
-            note = f"{names} are not used: torch {version} is built without {maker.upper()}"
-            return Devices(0, version, "", note)
-        try:
-            torch.cuda.init()
-            why = "it finds no device"
-        except Exception as error:
-            why = str(error)
-        return Devices(0, version, f"torch {version} cannot use {names}: {why}")
-    return Devices(0, version)
-
-
-def _hides(value: str | None) -> bool:
-    """Return True if a variable that selects devices selects none."""
-    return value is not None and value.strip() in ("", "-1", "void", "none", "NoDevFiles")
-
-
-# -- device files
-
-
-DEV = Path("/dev")
-NEURON = Path("/sys/devices/virtual/neuron_device")
-_FILES = (
-    ("", re.compile(r"davinci[0-9]+")),  # Ascend
-    ("", re.compile(r"cambricon_dev[0-9]+")),
-    ("", re.compile(r"hl[0-9]+")),  # Gaudi
-)
-
-
-def device_files(environ: Mapping[str, str]) -> int:
-    """Return the number of device files of accelerators, without those that variables hide."""
-    nvidia = len(nvidia_files())
-    for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        value = environ.get(name)
-        if _hides(value):
-            nvidia = 0
-        elif value is not None and value.strip() != "all":
-            nvidia = min(nvidia, len([part for part in value.split(",") if part.strip()]))
-    others = (len(_named(folder, pattern)) for folder, pattern in _FILES)
-    counts = (nvidia, len(amd_files()), *others, neuron_cores(environ), tpu_chips(environ))
-    return next((number for number in counts if number), 0)
-
-
-def expected_workers(word: str, environ: Mapping[str, str]) -> int:
-    """Return the number of workers that torchrun would start for a word of its option, by device
-    files alone; 0 is an unknown number."""
-    devices = device_files(environ)
-    if word == CPU or (word == AUTO and not devices):
-        return usable_cpus()
-    return devices
-
-
-def nvidia_files() -> list[str]:
-    return _named("", re.compile(r"nvidia[0-9]+"))
-
-
-def amd_files() -> list[str]:
-    """Return the render nodes of AMD's compute driver; other drivers have render nodes too."""
-    return _named("dri", re.compile(r"renderD[0-9]+")) if (DEV / "kfd").exists() else []
-
-
-def tpu_chips(environ: Mapping[str, str]) -> int:
-    """Return the number of TPU chips; other devices of a machine may be in /dev/vfio too."""
-    accel = len(_named("", re.compile(r"accel[0-9]+")))
-    is_tpu = any(name.startswith("TPU_") for name in environ)
-    return accel or (len(_named("vfio", re.compile(r"[0-9]+"))) if is_tpu else 0)
-
-
-def neuron_cores(environ: Mapping[str, str]) -> int:
-    """Return the number of NeuronCores: the selected ones, or all of the container's devices."""
-    devices = _named("", re.compile(r"neuron[0-9]+"))
-    if not devices:
-        return 0
-    selected = environ.get("NEURON_RT_VISIBLE_CORES", "")
-    if selected:
-        return sum(_length(part) for part in selected.split(","))
-    number = environ.get("NEURON_RT_NUM_CORES", "")
-    if _POSITIVE.fullmatch(number):
-        return int(number)
-    cores = [_text(NEURON / Path(device).name / "core_count").strip() for device in devices]
-    if not all(_WHOLE.fullmatch(core) for core in cores):
-        raise CountError(f"the number of NeuronCores of {', '.join(devices)} is unknown")
-    return sum(int(core) for core in cores)
-
-
-def _length(part: str) -> int:
-    first, dash, last = part.strip().partition("-")
-    last = last if dash else first
-    if not (_WHOLE.fullmatch(first) and _WHOLE.fullmatch(last)) or int(last) < int(first):
-        raise CountError(
-            f"NEURON_RT_VISIBLE_CORES must be cores and ranges of them, such as 0-3,8; {part!r} "
-            "is neither"
-        )
-    return int(last) - int(first) + 1
-
-
-def _named(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    try:
-        names = sorted(os.listdir(DEV / folder))  # noqa: PTH208
-    except OSError:
-        return []
-    return [str(DEV / folder / name) for name in names if pattern.fullmatch(name)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_launcher.worker_count import device_files
+from elasticjob_launcher.devices import device_files
 from elasticjob_operator.domain.manifests.resources import amounts, quantity
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.protocol.text import counted

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob_launcher.command_line.launchers import may_ask_for_no_workers
+from elasticjob_launcher.devices import CountError, device_files
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.node_variables import node_variables, notice
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.worker_stream import WorkerStream
-from elasticjob_launcher.worker_count import CountError, device_files, expected_workers
+from elasticjob_launcher.worker_count import expected_workers
 
 if TYPE_CHECKING:
     from elasticjob_launcher.processes.spawn import Spawn, Spawned

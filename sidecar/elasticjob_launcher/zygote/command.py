@@ -21,6 +21,12 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?t?d?")
 _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
 _FIRST_LINES_BYTES = 4096
+_REPORTS_IMPORTS = ("-v", "-Ximporttime")
+_REPORTING_VARIABLES = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")
+VERSION_SHIM = re.compile(
+    rb'^exec "?[^"\n]*(pyenv|asdf)"? exec "(\$program|python[\d.]*)" "\$@"\s*\Z', re.MULTILINE
+)
+"""Last command of a script of pyenv or asdf, which starts the program of the same name."""
 
 
 class ColdStart(Exception):
@@ -64,6 +70,32 @@ def parse_command(argv: Sequence[str], path: str) -> Program:
     return _console_script(words, env, path)
 
 
+def require_forkable(program: Program, env: Mapping[str, str]) -> None:
+    """Raise ColdStart for a program whose start has effects beside those of its interpreter.
+
+    `env` are the variables of the workers.
+    """
+    reports = [word for word in program.options if word.startswith(_REPORTS_IMPORTS)]
+    if not {"-E", "-I"}.intersection(program.options):
+        reports += [name for name in _REPORTING_VARIABLES if env.get(name)]
+    if reports:
+        raise ColdStart(f"{reports[0]} reports the imports of each worker")
+    found = shutil.which(program.interpreter, path=env.get("PATH", os.defpath))
+    head = _first_lines(found) if found is not None else b""
+    if head.startswith(b"#!") and not VERSION_SHIM.search(head):
+        raise ColdStart(
+            f"{found} is a script that runs for each worker: give the Python command itself"
+        )
+
+
+def _first_lines(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(_FIRST_LINES_BYTES)
+    except OSError:
+        return b""  # the start reports it
+
+
 def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
     if not words or os.path.basename(words[0]) != "env":  # noqa: PTH119
         return words, {}
@@ -83,6 +115,8 @@ def _python(interpreter: str, words: Sequence[str], env: Mapping[str, str]) -> P
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
+        if word == "--":
+            break
         if word.startswith("--"):
             if word != "--check-hash-based-pycs" or not rest:
                 raise ColdStart(f"Python's option {word} runs no program")
@@ -126,6 +160,8 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
     interpreter = _interpreter_of(head)
     if not interpreter:
         raise ColdStart(f"{found} is no Python program")
+    if not os.access(found, os.X_OK):
+        raise ColdStart(f"{found} is not executable")
     program = _python(interpreter[0], [*interpreter[1:], found, *words[1:]], env)
     # Else `env` or `sh` executes the interpreter, by its own name.
     direct = head[2:].lstrip().startswith(interpreter[0].encode())
@@ -135,8 +171,8 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
 def _interpreter_of(head: bytes) -> list[str]:
     """Return the interpreter words of the first line, or of pip's second line if it is too long."""
     lines = head.decode("utf-8", "replace").split("\n")
-    if not lines[0].startswith("#!"):
-        return []
+    if not lines[0].startswith("#!") or "\r" in lines[0]:
+        return []  # the kernel takes a carriage return for a part of the interpreter's name
     # The kernel passes everything after the interpreter as one word.
     words = lines[0][2:].strip().split(None, 1)
     name = os.path.basename(words[0]) if words else ""  # noqa: PTH119

@@ -59,12 +59,7 @@ def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> sock
     """Request one worker; return the socket that delivers its pid."""
     reader, writer = socket.socketpair()
     env = {**request.env, **program.env}
-    message = {
-        "do": "fork",
-        "env": env,
-        "command": program.command,
-        "process": program.process,
-    }
+    message = {"do": "fork", "env": env, "process": program.process}
     try:
         pass_on(message, [request.stdout_fd, request.stderr_fd, writer.fileno()])
     except OSError:

@@ -45,6 +45,7 @@ from elasticjob_launcher.zygote.startup_code import startup_refusal
 from elasticjob_launcher.zygote.worker_environment import (
     RESERVED_SPACE,
     differs_by_worker,
+    own_arguments,
     set_variables,
     show_process_as,
 )
@@ -126,16 +127,19 @@ class Zygote:
 
     def _preload(self, request: dict[str, Any]) -> None:
         began = time.monotonic()
-        self._target = Target(
-            request["module"], request["target"], request["arguments"], request["command"]
-        )
-        run_module.set_argv_and_path(self._target)
+        # A script of pyenv starts another interpreter than the one that the command names.
+        words = request["command"]
+        command = [*(own_arguments()[:1] or words[:1]), *words[1:]]
+        target = Target(request["module"], request["target"], request["arguments"], command)
+        self._target = target
+        run_module.set_argv_and_path(target)
         self._end_if_unfit(hidden_module(self._own, sys.path[0]))
         self._end_if_unfit(startup_refusal(self._own))
+        self._end_if_unfit(run_module.unreadable_source(target))
         self._excluded = frozenset(request["excluded"])
         guard = ImportGuard((), request["modules"])
         reading = self._reading = self._read(guard)
-        run_module.set_main_file(self._target, self._entry(guard))
+        run_module.set_main_file(target, self._entry(guard))
         self._dates = _file_stamps(reading.files)
         self._end_if_unfit(reading.unread)
         for folder in reading.first:
@@ -171,8 +175,9 @@ class Zygote:
                 if not (step.known or differs_by_worker(step.name)):
                     unknown = unknown or step
             elif unknown is not None and not is_python_module(step.module):
+                sets = "may set" if unknown.doubtful else "sets"
                 self._end_if_unfit(
-                    f"{unknown.where}: it sets {unknown.name or 'variables'} to what cannot be "
+                    f"{unknown.where}: it {sets} {unknown.name or 'variables'} to what cannot be "
                     f"read, before it imports {step.module}"
                 )
 
@@ -200,6 +205,9 @@ class Zygote:
         if _file_stamps(self._reading.files) == self._dates:
             return ""
         assert self._guard is not None
+        assert self._target is not None
+        if trouble := run_module.unreadable_source(self._target):
+            return trouble
         now = self._read(self._guard)
         if now.import_context != self._reading.import_context:
             return "the program has changed, in what it sets before its imports"
@@ -388,7 +396,8 @@ class Zygote:
         self._resume_collection()
         self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)
-        show_process_as(request["command"], request["env"], request["process"])
+        assert self._target is not None
+        show_process_as(self._target.command, request["env"], request["process"])
         return True
 
     def _serve(self, fds: list[int]) -> None:

@@ -20,7 +20,7 @@ from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.settings import Limits
-from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
+from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command, require_forkable
 from elasticjob_launcher.zygote.fork_requests import ForkedWorker, ForkRequest, request_forks
 from elasticjob_launcher.zygote.preload_cache import ExtensionSchedule, PreloadCache
 from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess, activity
@@ -155,6 +155,7 @@ class ZygoteManager:
             if sum(map(len, request.argv)) > MOST_ARGV_LETTERS:
                 raise ColdStart(f"the command line is longer than {MOST_ARGV_LETTERS} letters")
             self._program = parse_command(request.argv, env.get("PATH", os.defpath))
+            require_forkable(self._program, {**env, **self._program.env})
         except ColdStart as reason:
             self._give_up(str(reason))
             return

@@ -189,13 +189,18 @@ class ImportGuard:
                 if path is None and name not in self._allowed and not self.installed(spec):
                     return self._refused(spec, f"it imports {name}, which is your own")
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _LoaderWrapper(spec.loader, self._begins, self._loaded)
+                    spec.loader = _LoaderWrapper(
+                        spec.loader, self._begins, self._loaded, self._failed
+                    )
                 return spec
         return None
 
-    def _begins(self) -> None:
+    def _begins(self, name: str) -> None:
         self.effects.identifiers.attribute(_innermost_module)
-        self.effects.settings.attribute(_innermost_module)
+        self.effects.settings.module_begins(name, _innermost_module)
+
+    def _failed(self) -> None:
+        self.effects.settings.module_failed()
 
     def _loaded(self, name: str) -> None:
         self.effects.module_loaded(name)
@@ -282,19 +287,28 @@ class _LoaderWrapper:
     """Loader wrapper that calls back around a module's code and leaves no trace of itself."""
 
     def __init__(
-        self, loader: Any, before: Callable[[], object], then: Callable[[str], object]
+        self,
+        loader: Any,
+        before: Callable[[str], object],
+        then: Callable[[str], object],
+        failed: Callable[[], object],
     ) -> None:
         self._loader = loader
         self._before = before
         self._then = then
+        self._failed = failed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
-        self._before()
-        self._loader.exec_module(module)
+        self._before(module.__name__)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            self._failed()
+            raise
         self._then(module.__name__)
 
     # `warnings` passes over frames of such a file, and counts `stacklevel` without them.

@@ -31,6 +31,8 @@ class Target(NamedTuple):
         """Path of a script or folder: absolute from Python 3.9 on, before that as given."""
         if sys.version_info < (3, 9):
             return self.name
+        if self.name == "." and sys.version_info >= (3, 11):
+            return os.getcwd()  # noqa: PTH109
         return os.path.join(os.getcwd(), self.name)  # noqa: PTH109, PTH118
 
     @property
@@ -59,6 +61,24 @@ def set_argv_and_path(target: Target) -> None:
         sys.path.insert(0, target.path)
 
 
+def unreadable_source(target: Target) -> str:
+    """Return the reason if the script is no source text, which Python runs or reports otherwise
+    than `program_runner`; empty if it is one."""
+    if target.module or target.is_folder:
+        return ""
+    try:
+        with io.open_code(target.path) as file:
+            source = file.read()
+        if source.startswith(importlib.util.MAGIC_NUMBER):
+            return f"{target.name} is compiled code: give the script itself"
+        importlib.util.decode_source(source)
+    except OSError:
+        return ""  # the start reports it
+    except (SyntaxError, UnicodeError) as error:
+        return f"{target.name} cannot be decoded: {error}"
+    return f"{target.name} contains null bytes" if b"\0" in source else ""
+
+
 def set_main_file(target: Target, files: Sequence[tuple[str, str]]) -> None:
     """Set `__main__.__file__`, by which packages distinguish a program from an interactive session.
 
@@ -79,6 +99,7 @@ def program_runner(target: Target) -> Callable[[], object]:
     importlib.invalidate_caches()
     run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
     if target.module:
+        vars(sys.modules["__main__"]).pop("__file__", None)  # its packages run without it
         return partial(run_module, target.name, True)
     if target.is_folder:
         return partial(run_module, "__main__", False)
@@ -126,6 +147,8 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
         while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename, here):
             traceback = traceback.tb_next
         value.__traceback__ = traceback
+        if hasattr(sys, "last_traceback"):
+            sys.last_traceback = traceback
         try:
             hook(kind, value, traceback)
         except Exception as failure:

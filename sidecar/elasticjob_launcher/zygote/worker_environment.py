@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 RANKS = frozenset(
@@ -101,6 +102,17 @@ def show_process_as(words: Sequence[str], env: Mapping[str, str], name: str = ""
         own = [f"{name}={value}" for name, value in env.items() if name not in common]
         if at >= 0:
             _write(env_start + at, len(room), [os.fsencode(word) for word in own])
+
+
+def own_arguments() -> list[str]:
+    """Return the command line of this process, as it was started; empty if it cannot be read."""
+    if hasattr(sys, "orig_argv"):
+        return list(sys.orig_argv)
+    try:
+        with open("/proc/self/cmdline", "rb") as line:  # noqa: PTH123
+            return [os.fsdecode(word) for word in line.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
 
 
 def _write(start: int, size: int, words: Sequence[bytes]) -> int:

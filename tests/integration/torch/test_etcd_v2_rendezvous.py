@@ -24,7 +24,7 @@ from elasticjob_rendezvous.etcd_v2 import (
     create_rdzv_handler,
 )
 from tests.integration.etcd_server import EtcdServer, wait_until
-from tests.integration.etcd_v2_rig import SECONDS, Run, StartRun, agreed, together
+from tests.integration.etcd_v2_rig import SECONDS, VERSIONS, Run, StartRun, agreed, together
 from tests.integration.torch.forked_gang import fork_server
 
 
@@ -389,6 +389,7 @@ def test_extra_data_of_concurrent_writers_round_trips(run: Run) -> None:
     assert {n: member.load_extra_data("1", str(n), 1) for n in range(8)} == {n: n for n in range(8)}
 
 
+@pytest.mark.parametrize("v2_etcd", VERSIONS[-1:], indirect=True)
 def test_sixty_four_processes_join_at_once(run: Run, tmp_path) -> None:
     """Few requests each, independent of their number; torch's need 2N + 8 of them."""
     members = 64

@@ -117,6 +117,40 @@ def test_package_module_state_is_same_warm_and_cold(tmp_path: Path) -> None:
     assert forked == cold
 
 
+def test_folder_of_the_program_as_current_folder_is_same_warm_and_cold(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", LOOK, "__main__.py")
+    back = in_folder(Path(path).parent)
+    try:
+        cold, forked = both(tmp_path, sys.executable, ".")
+    finally:
+        back()
+    assert forked == cold
+
+
+def test_package_of_a_module_finds_main_without_a_file_warm_and_cold(tmp_path: Path) -> None:
+    script(tmp_path, "import __main__\nprint(vars(__main__).get('__file__'))", "pkg/__init__.py")
+    script(tmp_path, "print(__file__)", "pkg/train.py")
+    back = in_folder(tmp_path)
+    try:
+        cold, forked = both(tmp_path, sys.executable, "-m", "pkg.train")
+    finally:
+        back()
+    assert forked == cold
+    assert cold.splitlines()[0] == "None"
+
+
+def test_interpreter_that_a_script_of_pyenv_selects_is_shown_warm_and_cold(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", LOOK)
+    selects = f'#!/bin/sh\nshift 2\nexec {sys.executable} "$@"\n'
+    Path(script(tmp_path, selects, "pyenv")).chmod(0o755)
+    shim = Path(
+        script(tmp_path, f'#!/bin/sh\nexec "{tmp_path}/pyenv" exec "python" "$@"\n', "python")
+    )
+    shim.chmod(0o755)
+    cold, forked = both(tmp_path, str(shim), path)
+    assert forked == cold
+
+
 @pytest.mark.parametrize("line", [f"#!{sys.executable}", f"#! {sys.executable} -B"])
 def test_console_script_state_is_same_warm_and_cold(tmp_path: Path, line: str) -> None:
     path = console_script(tmp_path / "bin", LOOK)

@@ -149,7 +149,7 @@ def test_configured_module_that_reads_a_variable_of_the_program_is_left_to_worke
     """The program may import it before it sets the variable, as here."""
     (installed / "odd_pkg.py").write_text("import os; value = os.environ.get('MODE')\n")
     program = (
-        f"{LOADED}import importlib, os\nodd = importlib.import_module('odd_pkg')\n"
+        f"{LOADED}import importlib, os\nodd = importlib.import_module(''.join(['odd_pkg']))\n"
         "os.environ['MODE'] = '1'\nimport plain_pkg\nprint(there, odd.value)\n"
     )
     path = script(tmp_path / "code", program)

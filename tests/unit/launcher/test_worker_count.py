@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticjob_launcher import worker_count
-from elasticjob_launcher.worker_count import CountError, device_files, usable_cpus
+from elasticjob_launcher import devices, visible_devices
+from elasticjob_launcher.devices import CountError, device_files
+from elasticjob_launcher.worker_count import usable_cpus
 
 CPUSET = len(os.sched_getaffinity(0))
 
@@ -62,7 +66,7 @@ NEURON = {"neuron0": "", "neuron1": ""}
 
 
 @pytest.mark.parametrize(
-    ("files", "environ", "devices"),
+    ("files", "environ", "number"),
     [
         ({}, {}, 0),
         ({"null": "", "vfio/vfio": "", "vfio/12": "", "dri/renderD128": ""}, {}, 0),
@@ -91,14 +95,14 @@ def test_device_files_are_counted_without_torch(
     monkeypatch: pytest.MonkeyPatch,
     files: dict[str, str],
     environ: dict[str, str],
-    devices: int,
+    number: int,
 ) -> None:
     write(tmp_path / "dev", files)
     cores = {f"{name}/core_count": "8\n" for name in NEURON}
     write(tmp_path / "sys", cores)
-    monkeypatch.setattr(worker_count, "DEV", tmp_path / "dev")
-    monkeypatch.setattr(worker_count, "NEURON", tmp_path / "sys")
-    assert device_files(environ) == devices
+    monkeypatch.setattr(devices, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(devices, "NEURON", tmp_path / "sys")
+    assert device_files(environ) == number
 
 
 @pytest.mark.parametrize("selected", ["\u00b2", "0-\u00b2", "0-", "3-1", "all", "0,,1"])
@@ -106,7 +110,7 @@ def test_selected_cores_that_are_no_numbers_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selected: str
 ) -> None:
     write(tmp_path, NEURON)
-    monkeypatch.setattr(worker_count, "DEV", tmp_path)
+    monkeypatch.setattr(devices, "DEV", tmp_path)
     with pytest.raises(CountError, match="NEURON_RT_VISIBLE_CORES must be cores and ranges"):
         device_files({"NEURON_RT_VISIBLE_CORES": selected})
 
@@ -117,8 +121,8 @@ def test_unknown_number_of_cores_is_an_error(
 ) -> None:
     write(tmp_path / "dev", NEURON)
     write(tmp_path / "sys", {f"{name}/core_count": count for name in NEURON} if count else {})
-    monkeypatch.setattr(worker_count, "DEV", tmp_path / "dev")
-    monkeypatch.setattr(worker_count, "NEURON", tmp_path / "sys")
+    monkeypatch.setattr(devices, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(devices, "NEURON", tmp_path / "sys")
     with pytest.raises(CountError, match=r"the number of NeuronCores of .*neuron0, .*is unknown"):
         device_files({})
 
@@ -161,8 +165,136 @@ def test_devices_that_torch_cannot_use_are_explained(
     note: str,
 ) -> None:
     write(tmp_path, {"nvidia0": ""})
-    monkeypatch.setattr(worker_count, "DEV", tmp_path)
-    found = worker_count._explained(torch, "2.9", environ)
+    monkeypatch.setattr(devices, "DEV", tmp_path)
+    found = visible_devices._explained(torch, "2.9", environ)
     assert found.number == 0
     assert (trouble in found.trouble, bool(found.trouble)) == (True, bool(trouble))
     assert (note in found.note, bool(found.note)) == (True, bool(note))
+
+
+def version_file(folder: Path, **built: str | None) -> Path:
+    """Write a torch that cannot be imported; return its folder."""
+    values = {"__version__": "2.9", "cuda": None, "hip": None, "xpu": None, **built}
+    text = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    torch = 'raise AssertionError("torch is imported")\n'
+    write(folder, {"torch/version.py": text, "torch/__init__.py": torch})
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of /dev, `dev`, and of packages, `packages`, in place of those of this machine."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setattr(devices, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(visible_devices, "_has_cuda_driver", lambda: False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages"), sysconfig.get_path("stdlib")])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+@pytest.mark.parametrize("word", ["accelerators", "auto", "gpu"])
+@pytest.mark.parametrize(
+    ("built", "files"),
+    [
+        ({}, []),
+        ({}, ["nvidia0", "kfd"]),
+        ({"cuda": "12.8"}, ["null", "tty0", "kfd", "dri/renderD128"]),
+        ({"hip": "6.4"}, ["nvidia0"]),
+        ({"xpu": "2025"}, ["nvidia0"]),
+    ],
+)
+def test_torch_is_not_imported_where_its_build_can_find_no_device(
+    place: Path, built: dict[str, str], files: list[str], word: str
+) -> None:
+    version_file(place / "packages", **built)
+    write(place / "dev", dict.fromkeys(files, ""))
+    found = visible_devices.visible_devices(word, {})
+    assert (found.number, found.torch, found.trouble) == (0, "2.9", "")
+    assert ("nvidia0" in files) == ("built without CUDA" in found.note)
+
+
+@pytest.mark.parametrize(
+    ("built", "files"),
+    [
+        ({"cuda": "12.8"}, ["nvidia0", "nvidiactl"]),
+        ({"cuda": "12.8"}, ["dxg"]),
+        ({"cuda": "12.8"}, ["nvhost-ctrl"]),
+        ({"hip": "6.4"}, ["kfd"]),
+        ({"xpu": "2025"}, ["dri/renderD128"]),
+    ],
+)
+def test_torch_is_imported_where_its_build_may_find_a_device(
+    place: Path, built: dict[str, str], files: list[str]
+) -> None:
+    version_file(place / "packages", **built)
+    write(place / "dev", dict.fromkeys(files, ""))
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"torch_npu/__init__.py": ""},
+        {"habana_frameworks/torch/__init__.py": ""},
+        {
+            "new-1.dist-info/METADATA": "Name: new\n",
+            "new-1.dist-info/entry_points.txt": "[torch.backends]\nnew = new:load\n",
+        },
+        {"torch/version.py": "__version__ = '0.1'\n"},
+        {"torch/version.py": "__version__ = '2.8.0+metax3.5'\ncuda = hip = xpu = None\n"},
+        {"torch/version.py": "raise ValueError\n"},
+    ],
+    ids=["npu", "gaudi", "entry point", "unknown build", "build of another maker", "damaged"],
+)
+def test_torch_is_imported_if_a_package_may_add_a_device_type(
+    place: Path, added: dict[str, str]
+) -> None:
+    version_file(place / "packages")
+    write(place / "packages", added)
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_before_the_version_of_xpu_is_imported_where_there_is_a_render_node(
+    place: Path,
+) -> None:
+    version_file(place / "packages")
+    build = {"torch/version.py": "__version__ = '2.6.0+xpu'\ncuda = hip = None\n"}
+    write(place / "packages", build)
+    write(place / "dev", {"dri/renderD128": ""})
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_is_imported_where_cuda_is_reached_without_a_device_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_file(place / "packages", cuda="12.8")
+    monkeypatch.setattr(visible_devices, "_has_cuda_driver", lambda: True)
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_is_imported_where_the_device_files_cannot_be_listed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version_file(place / "packages")
+    monkeypatch.setattr(devices, "DEV", place / "absent")
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("accelerators", {})
+
+
+def test_torch_is_imported_for_the_name_of_a_device_type(place: Path) -> None:
+    version_file(place / "packages")
+    with pytest.raises(AssertionError, match="torch is imported"):
+        visible_devices.visible_devices("cuda", {})
+
+
+def test_cores_that_torch_reaches_through_xla_are_counted_without_its_import(place: Path) -> None:
+    version_file(place / "packages")
+    write(place / "dev", {"neuron0": ""})
+    found = visible_devices.visible_devices("accelerators", {"NEURON_RT_NUM_CORES": "4"})
+    assert found.number == 4

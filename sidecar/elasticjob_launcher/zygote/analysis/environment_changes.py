@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
-    FROM_FILES,
+    UNSEEN,
     changes_variables,
     continues_after_error,
     is_changing_method,
+    is_environ,
     key_of,
     leaves_iterations,
     may_fail,
@@ -37,10 +38,12 @@ from elasticjob_launcher.zygote.analysis.program_scope import (
     parameter_names,
 )
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, dotted
+from elasticjob_launcher.zygote.worker_environment import differs_by_worker
 
 _DEEPEST = 5
 _ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
 """Names in conditions that no other statement rebinds unseen."""
+_IMPORTERS = frozenset({"import_module", "__import__"})
 _RUNNERS = {
     "runpy.run_path": False,
     "runpy.run_module": True,
@@ -52,7 +55,8 @@ _RUNNERS = {
 class EnvironmentChange(NamedTuple):
     """Change of the variable `name`, or of all if empty; `value` None removes it.
 
-    `where` is file and line. `direct` changes do not show in `os.environ`.
+    `where` is file and line. `direct` changes do not show in `os.environ`. `doubtful` is one by
+    code that may run from there on, or never: a function that is passed on, not called.
     """
 
     name: str
@@ -60,6 +64,7 @@ class EnvironmentChange(NamedTuple):
     known: bool
     where: str
     direct: bool = False
+    doubtful: bool = False
 
 
 class ProgramRun(NamedTuple):
@@ -108,8 +113,10 @@ class ChangeAnalyser:
         file.run(tree.body, certain)
 
     def make(self, change: EnvironmentChange) -> None:
-        self.count += 1
-        if change.known:
+        self.count += not change.doubtful
+        if change.doubtful:
+            pass  # `Functions.doubtful` has it
+        elif change.known:
             if not change.direct:
                 self.environ.put(change.name, change.value)
         else:
@@ -144,6 +151,8 @@ class _File(Scope):
             self._class(node, certain)
         elif isinstance(node, ast.Return):
             self._expression(node.value, certain)
+            if is_environ(node.value):
+                self._doubt_variables({""}, node)
             self._ended = self._ended or bool(self._deep)
         else:
             self._block(node, certain)
@@ -153,24 +162,28 @@ class _File(Scope):
         self.functions.add(node.name, self, node)
         self.forget(node.name)
         for decorator in reversed(node.decorator_list):
-            self._expression(decorator, certain)
-            if not isinstance(decorator, ast.Call):
+            if isinstance(decorator, ast.Call):
+                self._expression(decorator, certain)
+            else:
+                self._expression(getattr(decorator, "value", None), certain)
                 self._call(ast.copy_location(ast.Call(decorator, [], []), node), certain)
         if node.decorator_list:
             self.functions.doubt(node)
 
     def _class(self, node: ast.ClassDef, certain: bool) -> None:
         words = [word.value for word in node.keywords]
-        self._expression([*node.decorator_list, *node.bases, *words], certain)
-        before = dict(self.names)
+        names = [base for base in node.bases if isinstance(base, ast.Name)]
+        others = [base for base in node.bases if base not in names]
+        self._expression([*node.decorator_list, *others, *words], certain)
+        for base in names:
+            self._doubt_functions(base, implicit=True)
+        before, classes = dict(self.names), dict(self.classes)
         self.run(node.body, certain)
-        self.names = before
+        if any(isinstance(self.names[name], Environ) for name in self.names.keys() - before):
+            self._doubt_variables({""}, node)
+        self.names, self.classes = before, classes
         self.forget(node.name)
-        for each in node.body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self.functions.methods.add(each)
-                if each.name in CONSTRUCTORS:
-                    self.functions.add(node.name, self, each)
+        self.functions.add_class(node, self)
 
     def _block(self, node: Any, certain: bool) -> None:
         """Follow any other statement, with or without nested statements."""
@@ -281,6 +294,9 @@ class _File(Scope):
         elif self.is_environ(target):
             self._update(node, [value], [], certain)
         else:
+            self._expression(getattr(target, "value", None), certain)
+            if value is not None and self.is_environ(value):
+                self._doubt_variables({""}, node)
             self._forget_names(target)
             if isinstance(target, ast.Name):
                 self.forget(target.id)
@@ -300,6 +316,7 @@ class _File(Scope):
             name = self.value(key)
         except Unknown:
             name = ""
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
         text: Any = None
         known = certain and isinstance(name, str) and bool(name)
         if not removed:
@@ -364,12 +381,26 @@ class _File(Scope):
         elif isinstance(node, ast.NamedExpr):
             self.forget(getattr(node.target, "id", ""))
         elif isinstance(node, ast.Lambda):
-            self.functions.doubt(node)
+            self._doubt_variables(self.functions.doubt(node), node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
-            for _, function in self.functions.of.get(self.called_name(node), ()):
-                self.functions.doubt(function)
+            self._doubt_functions(node)
             if is_changing_method(node):
                 self.functions.doubtful.add("")
+                self._doubt_variables({""}, node)
+
+    def _doubt_functions(self, node: ast.expr, implicit: bool = False) -> None:
+        """Report what the functions of that name may change, now that they are passed on.
+
+        Of a class, these are its constructors unless `implicit`, and the methods that Python calls.
+        """
+        for file, function in self.functions.of.get(self.called_name(node), ()):
+            if self.is_from(node, file) and not (implicit and function.name in CONSTRUCTORS):
+                self._doubt_variables(self.functions.doubt(function), node)
+
+    def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
+        where = f"{self.path}, line {node.lineno}"
+        for name in sorted(name for name in names if not differs_by_worker(name)):
+            self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:
         """Follow an expression; return its truth if that is known, and if it changes nothing."""
@@ -383,11 +414,17 @@ class _File(Scope):
     def _call(self, call: ast.Call, certain: bool) -> None:
         function: Any = call.func
         name = self.called_name(function)
-        if passes_environ(call):
+        passed = passes_environ(call)
+        if passed:
             self.functions.doubtful.add("")
+        is_exec = name == "exec" and opens_namespace(call)
+        if is_exec or (passed and name not in self.functions.of):
+            self._doubt_variables({""}, call)
         if opens_namespace(call):
             self.forget_all()
-        elif name in FROM_FILES:
+        elif name in _IMPORTERS - self.functions.of.keys() and len(call.args) == 1:
+            self._import_by_name(call, certain)
+        elif name in UNSEEN - self.functions.of.keys():
             self._put(call, None, None, False)
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
@@ -396,11 +433,24 @@ class _File(Scope):
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif name in self.functions.of and self._deep < _DEEPEST:
-            known = self.functions.of[name]
-            for file, body in known:
-                if changes_variables(body, self.functions.of):
+            found = self.functions.of[name]
+            known = [each for each in found if not self.functions.is_implicit(each[1], name)]
+            for file, body in found:
+                changes = changes_variables(body, self.functions.of)
+                if changes and (file, body) not in known:
+                    self._doubt_variables(self.functions.doubt(body), call)
+                elif changes or passed or any(map(is_environ, body.args.defaults)):
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
+        elif name in self.functions.of:
+            self._doubt_functions(function)
+
+    def _import_by_name(self, call: ast.Call, certain: bool) -> None:
+        with suppress(Unknown):
+            target = self.value(call.args[0])
+            if isinstance(target, str) and not target.startswith("."):
+                names = [ast.alias(name=target, asname="")]
+                self._import(ast.copy_location(ast.Import(names=names), call), certain)
 
     def _run_program(self, call: ast.Call, module: bool, certain: bool) -> None:
         names = [word.value for word in call.keywords if word.arg == "run_name"]
@@ -430,12 +480,13 @@ class _File(Scope):
 
     def call(self, function: Any, call: ast.Call, caller: _File, certain: bool) -> None:
         """Follow a call of a function of this file."""
-        before, ended = dict(self.names), self._ended
+        before, classes, ended = dict(self.names), dict(self.classes), self._ended
         values = self.arguments(function, call, caller)
+        self.bind_receiver(function)
         for name in parameter_names(function):
             self.names.pop(name, None)
         self.names.update(values)
         self._deep, self._ended = caller._deep + 1, False
         self.run(function.body, certain)
         self._deep, self._ended = self._deep - 1, ended
-        self.names = before
+        self.names, self.classes = before, classes

@@ -9,8 +9,8 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-FROM_FILES = frozenset({"load_dotenv"})
-"""Functions of packages that set variables from a file."""
+UNSEEN = frozenset({"load_dotenv", "setenv"})
+"""Functions of packages and of C that set variables to values from elsewhere, as from a file."""
 CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 DIRECT = frozenset({"putenv", "unsetenv"})
 _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
@@ -42,7 +42,7 @@ def nodes(tree: ast.AST, *without: type) -> Iterator[ast.AST]:
 
 
 def is_environ(node: Any) -> bool:
-    return name_of(node) == "environ"
+    return name_of(node) in ("environ", "environb")
 
 
 def name_of(node: Any) -> str:
@@ -163,9 +163,13 @@ def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> 
                     return True
             elif isinstance(each, ast.AugAssign) and is_environ(each.target):
                 return True
+            elif isinstance(each, (ast.Assign, ast.Return)) and is_environ(each.value):
+                targets = getattr(each, "targets", [None])
+                if not all(isinstance(target, ast.Name) for target in targets):
+                    return True  # which others may change
             elif isinstance(each, ast.Call):
                 name = name_of(each.func)
-                if name in FROM_FILES | DIRECT or is_changing_method(each.func):
+                if name in UNSEEN | DIRECT or is_changing_method(each.func):
                     return True
                 if name in functions and name not in seen:
                     seen.add(name)

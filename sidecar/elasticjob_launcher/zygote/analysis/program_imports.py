@@ -18,7 +18,7 @@ from elasticjob_launcher.zygote.analysis.environment_changes import (
     ProgramRun,
 )
 from elasticjob_launcher.zygote.analysis.environment_uses import nodes, variables_set
-from elasticjob_launcher.zygote.search_path import added_folders
+from elasticjob_launcher.zygote.search_path import added_folders, is_python_module
 
 MAX_FILES = 100
 MAX_SOURCE_BYTES = 1024 * 1024
@@ -162,20 +162,34 @@ class _Program:
         """Return the steps without imports that may not run before a later change.
 
         Preloaded there, a module would read the environment before the change. In the program it
-        may read the one after it.
+        may read the one after it. A doubtful change counts only before a certain import.
         """
-        changes = [i for i, step in enumerate(self._steps) if isinstance(step, EnvironmentChange)]
+        changes = [
+            i
+            for i, step in enumerate(self._steps)
+            if isinstance(step, EnvironmentChange) and not step.doubtful
+        ]
         left_out = {i for i in self._possible if changes and i < changes[-1]}
-        return [step for i, step in enumerate(self._steps) if i not in left_out]
+        last = max(filter(self._is_certain_import, range(len(self._steps))), default=-1)
+        return [
+            step
+            for i, step in enumerate(self._steps)
+            if i not in left_out and not (i > last and getattr(step, "doubtful", False))
+        ]
+
+    def _is_certain_import(self, index: int) -> bool:
+        step = self._steps[index]
+        is_installed = isinstance(step, WantedImport) and not is_python_module(step.module)
+        return is_installed and index not in self._possible
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
         if source.path in self._seen or len(self._seen) >= MAX_FILES:
             return
         self._seen.add(source.path)
+        self._files.append(source.path)
         tree = _parsed(source.path)
         if tree is None:
             return
-        self._files.append(source.path)
         self._trees.append(tree)
         self._sets.update(variables_set(tree))
         for node in nodes(tree):

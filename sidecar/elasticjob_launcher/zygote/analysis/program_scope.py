@@ -19,27 +19,51 @@ from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dot
 
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 """Methods that a call of their class runs."""
+_DEEPEST_CLASS = 5
 
 
 class Functions:
     """Functions of all files of a program, by name, each with its file.
 
-    `methods` are those of classes, whose first argument is not in the call. `doubtful` are the
-    variables, all if one is empty, that functions may change unseen from now on.
+    `methods` are those of classes, each with its class, whose first argument is not in the call.
+    `doubtful` are the variables, all if one is empty, that functions may change unseen from now on.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, list[tuple[Any, Any]]] = {}
-        self.methods: set[ast.AST] = set()
+        self.methods: dict[ast.AST, str] = {}
+        self.classes: dict[str, tuple[Scope, list[str]]] = {}
+        """Classes of all files, each with its file and the names of its bases."""
         self.doubtful: set[str] = set()
 
     def add(self, name: str, file: Scope, function: ast.AST) -> None:
         self.of.setdefault(name, []).append((file, function))
 
-    def doubt(self, function: ast.AST) -> None:
-        """Assume from now on that this function may run at any time."""
+    def add_class(self, node: ast.ClassDef, file: Scope) -> None:
+        """Add a class whose methods have been added, and those that Python itself calls."""
+        self.classes[node.name] = (file, [name_of(base) for base in node.bases])
+        for each in node.body:
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.methods[each] = node.name
+                if each.name.startswith("__"):
+                    self.add(node.name, file, each)
+
+    def is_implicit(self, function: Any, name: str) -> bool:
+        """Return True for a method of a class of that name that a call of the class may not run."""
+        return self.methods.get(function) == name and function.name not in CONSTRUCTORS
+
+    def is_a(self, name: str, base: str, depth: int = 0) -> bool:
+        """Return True if a class is that class or inherits from it."""
+        bases = self.classes[name][1] if name in self.classes and depth < _DEEPEST_CLASS else []
+        return name == base or any(self.is_a(each, base, depth + 1) for each in bases)
+
+    def doubt(self, function: ast.AST) -> set[str]:
+        """Assume from now on that this function may run at any time; return what it may change."""
+        found: set[str] = set()
         if changes_variables(function, self.of):
-            self.doubtful.update(set(variables_set(function)) or {""})
+            found = set(variables_set(function)) or {""}
+        self.doubtful.update(found)
+        return found
 
     def are_doubtful(self, expression: ast.AST) -> bool:
         """Return True if an expression reads a variable that a function may change unseen."""
@@ -58,21 +82,41 @@ class Scope(Values):
         self.functions = functions
         self.hidden: set[str] = set()
         self._imported: dict[str, tuple[str, str]] = {}
+        self.classes: dict[str, str] = {}
+        """Names of objects, each with its class in a file of the program."""
 
     def name(self, name: str, value: ast.expr) -> None:
+        made = self.class_of(value)
         super().name(name, value)
         self._imported.pop(name, None)
+        self.classes.pop(name, None)
         if name in self.hidden or self.functions.are_doubtful(value):
             self.names.pop(name, None)
+        elif made:
+            self.classes[name] = made
+
+    def class_of(self, node: Any) -> str:
+        """Return the program's class of which an expression is an object; empty if unknown."""
+        if isinstance(node, ast.Name):
+            return self.classes.get(node.id, "")
+        if not isinstance(node, ast.Call):
+            return ""
+        name = self.called_name(node.func)
+        if name == "super":
+            return self.classes.get("super()", "")
+        known = self.functions.classes.get(name)
+        return name if known is not None and self.is_from(node.func, known[0]) else ""
 
     def forget(self, name: Any) -> None:
-        """Drop the value and the import of a rebound name."""
+        """Drop the value, the import and the class of a rebound name."""
         self.names.pop(name, None)
         self._imported.pop(name, None)
+        self.classes.pop(name, None)
 
     def forget_all(self) -> None:
         """Remove the values of names that other code may set, as an import of `*` does."""
         kept = ("__name__", "__file__")
+        self.classes = {}
         self.names = {name: self.names[name] for name in kept if name in self.names}
 
     def bind_imports(self, node: Any) -> None:
@@ -104,19 +148,37 @@ class Scope(Values):
 
         Other objects may have a method, and other packages a function, of the same name.
         """
-        if is_run_later(function):
+        if is_run_later(function) or not self.is_from(called, file):
             return False
         owner = getattr(called, "value", None)
-        first = dotted(called).partition(".")[0]
-        if first in self._imported:
-            module, name = self._imported[first]
-            if owner is not None:
-                module = getattr(owner, "attr", name or module)
-            return not module or module in PurePath(file.path).with_suffix("").parts
-        is_method = function in self.functions.methods
-        if owner is None and is_method:
-            return getattr(function, "name", "") in CONSTRUCTORS
-        return owner is None or is_method
+        if self._is_imported(called):
+            return True
+        method_of = self.functions.methods.get(function)
+        if owner is None:
+            return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
+        return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
+
+    def _is_imported(self, called: Any) -> bool:
+        return dotted(called).partition(".")[0] in self._imported
+
+    def is_from(self, called: Any, file: Scope) -> bool:
+        """Return False for a name that is imported from another module than that file."""
+        if not self._is_imported(called):
+            return True
+        module, name = self._imported[dotted(called).partition(".")[0]]
+        owner = getattr(called, "value", None)
+        if owner is not None:
+            module = getattr(owner, "attr", name or module)
+        return not module or module in PurePath(file.path).with_suffix("").parts
+
+    def bind_receiver(self, function: Any) -> None:
+        """Record the class of a method's first argument, for the time of its call."""
+        owner = self.functions.methods.get(function)
+        names = parameter_names(function)
+        for name in names:
+            self.classes.pop(name, None)
+        if owner is not None and names:
+            self.classes.update({names[0]: owner, "super()": owner})
 
     def arguments(self, function: Any, call: ast.Call, caller: Scope) -> Mapping[str, Any]:
         """Return the known values of a function's parameters in that call."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
+from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command, require_forkable
 
 PATH = "/nowhere"
 
@@ -22,6 +22,7 @@ PATH = "/nowhere"
         ("python -m pkg.train -m x", (), True, "pkg.train", ("-m", "x")),
         ("python -um pkg.train", ("-u",), True, "pkg.train", ()),
         ("python -mpkg", (), True, "pkg", ()),
+        ("python -u -- -t.py --", ("-u",), False, "-t.py", ("--",)),
         ("python --check-hash-based-pycs never t.py",
          ("--check-hash-based-pycs", "never"), False, "t.py", ()),
     ],
@@ -91,6 +92,60 @@ def test_script_of_another_language_starts_cold(tmp_path: Path) -> None:
     tool.write_text("#!/bin/sh\nexec python train.py\n")
     with pytest.raises(ColdStart, match="no Python program"):
         parse_command([str(tool)], PATH)
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\n"])
+def test_script_that_cannot_be_executed_starts_cold(tmp_path: Path, ending: str) -> None:
+    """A carriage return belongs to the name of the interpreter."""
+    tool = tmp_path / "train"
+    tool.write_text(f"#!/usr/bin/python3{ending}import train{ending}", newline="")
+    tool.chmod(0o755 if ending == "\r\n" else 0o644)
+    with pytest.raises(ColdStart, match=r"no Python program|not executable"):
+        parse_command([str(tool)], PATH)
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "words"),
+    [
+        ("python -v t.py", {}, "-v reports the imports"),
+        ("python -X importtime=2 t.py", {}, "-Ximporttime=2 reports the imports"),
+        ("python t.py", {"PYTHONVERBOSE": "1"}, "PYTHONVERBOSE reports the imports"),
+        ("python -I t.py", {"PYTHONVERBOSE": "1"}, ""),
+        ("python t.py", {"PYTHONVERBOSE": ""}, ""),
+    ],
+)
+def test_program_whose_imports_are_reported_starts_cold(
+    argv: str, env: dict[str, str], words: str
+) -> None:
+    program = parse_command(argv.split(), PATH)
+    if words:
+        with pytest.raises(ColdStart, match=words):
+            require_forkable(program, {"PATH": PATH, **env})
+    else:
+        require_forkable(program, {"PATH": PATH, **env})
+
+
+@pytest.mark.parametrize(
+    ("last", "starts_cold"),
+    [
+        ('exec /usr/bin/python3 "$@"', True),
+        ('exec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"', False),
+        ('exec asdf exec "python" "$@"', False),
+        ('exec asdf exec "python" "$@"\necho ended', True),
+    ],
+)
+def test_script_in_place_of_the_interpreter_starts_cold_unless_it_selects_a_version(
+    tmp_path: Path, last: str, starts_cold: bool
+) -> None:
+    """It may give each worker other variables, such as a device by its rank."""
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexport A=$LOCAL_RANK\n{last}\n")
+    (tmp_path / "python").chmod(0o755)
+    program = parse_command(["python", "t.py"], str(tmp_path))
+    if starts_cold:
+        with pytest.raises(ColdStart, match=f"{tmp_path}/python is a script"):
+            require_forkable(program, {"PATH": str(tmp_path)})
+    else:
+        require_forkable(program, {"PATH": str(tmp_path)})
 
 
 def test_pipe_in_place_of_a_program_is_not_waited_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import posix
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -221,3 +223,102 @@ def test_filter_of_all_warnings_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.found() == []
     warnings.simplefilter("ignore", DeprecationWarning)
     assert settings.found() == [("changes the filters of all warnings when it is imported", "")]
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[[int], None]]:
+    """Change of the recursion limit."""
+    before = sys.getrecursionlimit()
+    yield lambda more: sys.setrecursionlimit(before + more)
+    sys.setrecursionlimit(before)
+
+
+LIMIT = "changes the recursion limit when it is imported"
+
+
+def test_change_between_modules_of_neutral_packages_is_attributed_to_the_first(
+    limit: Callable[[int], None],
+) -> None:
+    settings = Settings()
+    settings.begin()
+    settings.module_begins("torch", lambda: "")
+    settings.module_begins("torch.part", lambda: "torch")
+    limit(10)
+    settings.module_loaded("torch.part")
+    settings.module_loaded("torch")
+    assert settings.found() == [(LIMIT, "torch")]
+
+
+def test_change_by_a_package_that_a_neutral_one_imports_is_attributed_to_it(
+    limit: Callable[[int], None],
+) -> None:
+    settings = Settings()
+    settings.begin()
+    settings.module_begins("torch", lambda: "")
+    settings.module_begins("odd_pkg", lambda: "torch")
+    settings.module_begins("json", lambda: "odd_pkg")
+    settings.module_loaded("json")
+    limit(10)
+    settings.module_loaded("odd_pkg")
+    settings.module_begins("torch.part", lambda: "torch")
+    settings.module_loaded("torch.part")
+    settings.module_loaded("torch")
+    assert settings.found() == [(LIMIT, "odd_pkg")]
+
+
+def test_change_before_the_import_of_a_neutral_package_is_attributed_to_the_importer(
+    limit: Callable[[int], None],
+) -> None:
+    settings = Settings()
+    settings.begin()
+    settings.module_begins("odd_pkg", lambda: "")
+    limit(10)
+    settings.module_begins("torch", lambda: "odd_pkg")
+    settings.module_loaded("torch")
+    settings.module_loaded("odd_pkg")
+    assert settings.found() == [(LIMIT, "odd_pkg")]
+
+
+def test_module_that_has_a_setting_determines_it_within_neutral_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "decimal")
+    settings = Settings()
+    settings.begin()
+    settings.module_begins("torch", lambda: "")
+    settings.module_begins("decimal", lambda: "torch")
+    monkeypatch.setitem(sys.modules, "decimal", decimal)
+    settings.module_loaded("decimal")
+    monkeypatch.setattr(decimal.getcontext(), "prec", 50)
+    settings.module_loaded("torch")
+    assert settings.found() == [("changes the decimal context when it is imported", "torch")]
+
+
+def test_openblas_loaded_after_the_threads_are_bound_within_a_neutral_package_is_bound(
+    processors: Processors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(process_settings, "loaded_openblas", lambda: list(loaded))
+    processors.settings.module_begins("torch", lambda: "")
+    processors.settings.module_begins("torch._C", lambda: "torch")
+    processors.change("torch._C", {0})
+    processors.settings.module_begins("numpy", lambda: "torch")
+    loaded.append("/numpy/libopenblas.so")
+    processors.settings.module_loaded("numpy")
+    processors.settings.module_loaded("torch")
+    assert processors.settings.unbound == set()
+
+
+def test_failed_import_does_not_hide_a_change_by_a_neutral_package(
+    limit: Callable[[int], None],
+) -> None:
+    settings = Settings()
+    settings.begin()
+    settings.module_begins("odd_pkg", lambda: "")
+    settings.module_begins("json", lambda: "odd_pkg")
+    settings.module_failed()
+    settings.module_begins("sympy", lambda: "odd_pkg")
+    limit(10)
+    settings.module_loaded("sympy")
+    settings.module_loaded("odd_pkg")
+    assert settings.found() == [(LIMIT, "sympy")]

@@ -149,11 +149,42 @@ def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
     project.write("broken.py", "def (:\n")
     (tmp_path / "binary.py").write_bytes(b"\xff\x00\xfe")
     assert project.modules("import broken, binary, numpy") == ["numpy"]
-    assert analyse_imports(
-        [Source(str(tmp_path / "none.py"))], project.search, project.installed
-    ) == ImportAnalysis((), frozenset())
+    none = str(tmp_path / "none.py")
+    assert analyse_imports([Source(none)], project.search, project.installed) == ImportAnalysis(
+        (), frozenset(), files=(none,)
+    )
 
 
+def test_function_that_is_passed_on_matters_only_before_a_certain_import(tmp_path: Path) -> None:
+    """It is the main function, in most programs with a command line, and loads no package."""
+    project = Project(tmp_path)
+    text = "import os, torch.optim\ndef main():\n    os.environ['B'] = '1'\nFire(main)\n"
+    source = f"{text}if main:\n    import yaml\n"
+    found = analyse_imports([project.write("train.py", source)], project.search, project.installed)
+    steps = [getattr(step, "module", step) for step in found.steps]
+    assert steps == ["os", "torch.optim", "yaml", "torch._dynamo"]
+
+
+@pytest.mark.parametrize(
+    "call", ["importlib.import_module('own')", "own = __import__('own')", "import_module('own')"]
+)
+def test_module_that_is_imported_by_its_name_is_followed(tmp_path: Path, call: str) -> None:
+    project = Project(tmp_path)
+    project.write("own.py", "import os, yaml\nos.environ['B'] = '1'\n")
+    source = f"import importlib\nfrom importlib import import_module\n{call}\nimport numpy\n"
+    found = analyse_imports([project.write("train.py", source)], project.search, project.installed)
+    steps = [getattr(step, "module", getattr(step, "name", None)) for step in found.steps]
+    assert steps == ["importlib", "importlib", "os", "yaml", "B", "numpy"]
+
+
+def test_file_that_cannot_be_parsed_is_read_again_after_a_change(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    broken = project.write("train.py", "def (:\n")
+    found = analyse_imports([broken], project.search, project.installed)
+    assert found.files == (broken.path,)
+
+
+PASSED = "def f(n='B'):\n    os.environ[n] = '1'\n"
 CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "assigned": ("os.environ['A'] = '1'", [("A", "1")]),
     "assigned by another name": (
@@ -241,6 +272,27 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "E().put('B', '1')",
         [("B", "1")],
     ),
+    "in a method of a named object": (
+        "class E:\n    def put(self):\n        os.environ['B'] = '1'\n    def get(self):\n"
+        "        self.put()\nclass F(E):\n    def update(self):\n        super().get()\n"
+        "f = F()\nf.update()",
+        [("B", "1")],
+    ),
+    "in a method of the same name as that of another object": (
+        "class E:\n    def get(self, name):\n        os.environ[name] = '1'\n"
+        "e = E()\ne = {'B': 2}\ne.get('B')",
+        [("B", "?")],
+    ),
+    "in a method of the same name as that of an unknown object": (
+        "class E:\n    def update(self):\n        os.environ['B'] = '1'\n"
+        "e = make(E)\ne.update()",
+        [("B", "?")],
+    ),
+    "in a method of a class that another package has too": (
+        "from yaml import E\ne = E()\nclass E:\n    def put(self):\n"
+        "        os.environ['B'] = '1'\ne.put()",
+        [("B", "?")],
+    ),
     "in a constructor": (
         "class E:\n    def __init__(self, name):\n        os.environ[name] = '1'\nE('B')",
         [("B", "1")],
@@ -303,6 +355,55 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     ),
     "unknown name": ("os.environ[f()] = '1'", [("", "?")]),
     "unknown names": ("os.environ.update(found)", [("", "?")]),
+    "in a function that is passed on": (f"{PASSED}list(map(f, names))", [("", "?")]),
+    "in a function of another name": (f"{PASSED}g = f\ng()", [("", "?")]),
+    "in a thread": (f"{PASSED}Thread(target=f).start()", [("", "?")]),
+    "in a passed lambda": ("g = lambda: os.environ.pop('A')\ng()", [("A", "?")]),
+    "in a property": (
+        "class E:\n    @property\n    def b(self):\n        os.environ['B'] = '1'\nE().b",
+        [("B", "?")],
+    ),
+    "in a method that Python calls": (
+        "class E:\n    def __enter__(self):\n        os.environ['B'] = '1'\nwith E():\n    pass",
+        [("B", "?")],
+    ),
+    "in the creation of a subclass": (
+        "class E:\n    def __init_subclass__(cls):\n        os.environ['B'] = '1'\n"
+        "    def __init__(self):\n        os.environ['C'] = '1'\nclass F(E):\n    pass",
+        [("B", "?")],
+    ),
+    "in a metaclass": (
+        "class M(type):\n    def __new__(cls, *of):\n        os.environ['B'] = '1'\n"
+        "class E(metaclass=M):\n    pass",
+        [("B", "?")],
+    ),
+    "in a function too deep to follow": (
+        "def f0():\n    os.environ['B'] = '1'\n"
+        + "".join(f"def f{n}():\n    f{n - 1}()\n" for n in range(1, 9))
+        + "f8()",
+        [("", "?")],
+    ),
+    "by a parameter": ("def f(env):\n    env['B'] = '1'\nf(os.environ)", [("B", "1")]),
+    "by a default": ("def f(env=os.environ):\n    env['B'] = '1'\nf()", [("B", "1")]),
+    "by an attribute": (
+        "class E:\n    def __init__(self):\n        self.env = os.environ\n"
+        "E().env['B'] = '1'",
+        [("", "?")],
+    ),
+    "by an attribute of a class": ("class E:\n    env = os.environ\nE.env['B'] = '1'", [("", "?")]),
+    "by a returned value": ("def f():\n    return os.environ\nf()['B'] = '1'", [("", "?")]),
+    "by a function of another package": ("import yaml\nyaml.f(os.environ)", [("", "?")]),
+    "in bytes": ("os.environb[b'B'] = b'1'", [("B", "?")]),
+    "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("", "?")]),
+    "in an own function of that name": (
+        "def setenv(name, value):\n    os.environ[name] = value\nsetenv('B', '1')",
+        [("B", "1")],
+    ),
+    "in executed text": ("exec(open('settings.py').read())", [("", "?")]),
+    "a rank in a function that is passed on": (
+        "def f():\n    os.environ['MASTER_PORT'] = '1'\nlist(map(f, names))",
+        [],
+    ),
     "a file of variables": ("load_dotenv()", [("", "?")]),
 }  # fmt: skip
 

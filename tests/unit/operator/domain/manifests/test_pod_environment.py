@@ -16,7 +16,7 @@ from elasticjob_agent.settings import (
     WarmStart,
     from_environment,
 )
-from elasticjob_launcher import worker_count
+from elasticjob_launcher import devices
 from elasticjob_launcher.settings import (
     OWN_VARIABLES,
     SettingsError,
@@ -142,4 +142,4 @@ def test_launcher_reads_all_its_variables() -> None:
 
 
 def test_launcher_understands_the_word_for_an_absent_number() -> None:
-    assert worker_count.ACCELERATORS == trainer_command.ACCELERATORS
+    assert devices.ACCELERATORS == trainer_command.ACCELERATORS
