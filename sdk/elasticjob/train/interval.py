@@ -194,13 +194,15 @@ class Interval:
         as it is unknown.
 
         The first costs of a process are too large. In rounds that end before `COSTS` of them, the
-        smallest median counts.
+        smallest median counts. The cost of copies beside all steps is that of the last rounds.
         """
         known = self._losses.cost
         if not self._costs:
             return known
         cost = self._median_cost() + self._replication_cost()
-        if len(self._costs) >= COSTS and (len(self._free) >= COSTS or not self._beside):
+        if self._beside and len(self._free) < COSTS:  # the cost of these copies is not measured
+            return max(cost, known)
+        if len(self._costs) >= COSTS:
             return cost
         return min(cost, known) if known > 0 else cost
 

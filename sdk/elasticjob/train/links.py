@@ -40,10 +40,12 @@ from elasticjob.train.part_files import (
     RECORD_BYTES,
     Body,
     CorruptSnapshot,
+    allocate,
     allocated,
+    erase,
     opened,
     read_record,
-    write_ahead,
+    written,
 )
 from elasticjob.train.replicas import Accepted
 
@@ -119,11 +121,16 @@ class CommittedPart:
         If it fails, that buffer holds nothing. Damage of the content has the checksum that shows
         it. Raises OSError, or CorruptSnapshot as `pieces` does.
         """
-        done = 0
-        for piece in self.pieces():
-            write_ahead(path, self.size, done, piece)
-            done += piece.nbytes
-        with opened(path, os.O_WRONLY) as fd:
+        with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+            erase(fd)
+            try:
+                allocate(fd, RECORD_BYTES + self.size)
+                offset = RECORD_BYTES
+                for piece in self.pieces():
+                    offset = written(fd, [piece], offset)
+            except OSError:
+                os.ftruncate(fd, 0)
+                raise
             os.pwrite(fd, self._record, 0)
         return CommittedPart(path, self.part)
 

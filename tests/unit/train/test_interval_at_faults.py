@@ -217,6 +217,19 @@ def test_copies_on_other_nodes_count_for_the_shorter_interval_by_their_effect(
     assert found[4.0] == pytest.approx(shorter, abs=1)
 
 
+def test_cost_of_the_last_rounds_counts_while_copies_are_beside_all_steps() -> None:
+    interval = adaptive()
+    interval.start(0, 0.0, 10, Losses(4.0, 40.0, 5 * COST))
+    step, now = 0, 0.0
+    for number in range(COSTS + 1):
+        step, now = step + 10, now + 10 * STEP + COST
+        interval.proposed(step, now, Cost(COST, COST) if number else None)
+        interval.stepped(1, STEP, copied=True)
+        for _ in range(9):
+            interval.stepped(1, STEP, copied=False, is_replicating=True)
+    assert interval.cost == 5 * COST
+
+
 def test_interval_at_faults_follows_the_square_root_of_their_distance() -> None:
     assert steps_at_faults(100.0, 0.5, 0.1, 0.05) == 100
     assert steps_at_faults(400.0, 0.5, 0.1, 0.05) == 200

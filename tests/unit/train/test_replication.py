@@ -321,6 +321,24 @@ def test_part_that_is_overwritten_while_it_is_sent_is_not_committed_by_the_peer(
     assert held(tmp_path / "replica-1.0") is None
 
 
+def test_copy_to_a_buffer_that_is_removed_meanwhile_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryBuffers(tmp_path, 1).commit(part(1), body())
+    target = tmp_path / "replica-1.0"
+    preadv = os.preadv
+
+    def removed(fd: int, views: list[memoryview], offset: int) -> int:
+        if offset > RECORD_BYTES:
+            target.unlink(missing_ok=True)
+        return preadv(fd, views, offset)
+
+    monkeypatch.setattr(os, "preadv", removed)
+    with pytest.raises(CorruptSnapshot, match="cannot be read"):
+        CommittedPart(tmp_path / "rank-1.0", part(1)).copied(target)
+    assert not target.exists()
+
+
 def test_damage_before_a_copy_has_no_valid_checksum_after_it(
     tmp_path: Path, buffers: ReplicaBuffers, address: tuple[str, int]
 ) -> None:
