@@ -372,6 +372,24 @@ def steps_within(overhead: float, cost_seconds: float, step_seconds: float) -> i
     return max(1, math.ceil(cost_seconds / (overhead * step_seconds)))
 
 
+def steps_at_faults(
+    between_seconds: float, cost_seconds: float, step_seconds: float, overhead: float
+) -> int:
+    """Return the interval in steps with the shortest sum of snapshots and repeated steps.
+
+    A fault repeats half an interval on average. The sum is shortest where the snapshots between two
+    faults take as long as that (Young, 1974).
+
+    Args:
+        between_seconds: mean time of training between two faults.
+        overhead: largest share of the steps' time.
+    """
+    if step_seconds <= 0:
+        return 1
+    shortest = round(math.sqrt(2 * cost_seconds * max(0.0, between_seconds)) / step_seconds)
+    return max(shortest, steps_within(overhead, cost_seconds, step_seconds))
+
+
 def expired(
     parts: Iterable[Part],
     keep: int,

@@ -363,7 +363,7 @@ class ReplicaBuffers:
 
     def commit(self, part: Part, body: Body, keep: Version | None) -> None:
         """Write a copy beside the one of version `keep`. Raises OSError."""
-        overwrite(self._target(part, keep), part, body)
+        overwrite(self.target(part, keep), part, body)
 
     def commit_step(self, part: Part, body: Body) -> None:
         """Write a copy of a rank's own part of a step, beside that of the step before.
@@ -391,7 +391,7 @@ class ReplicaBuffers:
 
     def room_for(self, part: Part, keep: Version | None) -> int:
         """Return the largest size of a copy: the free memory and that of the overwritten buffer."""
-        return self.free_bytes() + _size_of(self._target(part, keep))
+        return self.free_bytes() + _size_of(self.target(part, keep))
 
     def free_bytes(self) -> int:
         """Return the memory that is free for a copy; the second buffers of snapshots come first."""
@@ -404,7 +404,7 @@ class ReplicaBuffers:
         reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
         return found.f_bavail * found.f_frsize - reserved
 
-    def _target(self, part: Part, keep: Version | None) -> Path:
+    def target(self, part: Part, keep: Version | None) -> Path:
         """Return the buffer that the next copy of this rank's part overwrites."""
         rank = "shared" if part.rank == SHARED else str(part.rank)
         paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]

@@ -29,7 +29,7 @@ _HEADER = struct.Struct("<BBxxIq")
 INLINE_BYTES = RECORD_BYTES - _HEADER.size
 """Maximum size of a content that travels in the record itself."""
 _PROPOSAL = struct.Struct("<??QB???Bq")
-_BEGIN = struct.Struct("<I????qQqB")
+_BEGIN = struct.Struct("<I????qQqBfff??")
 SAME_CALLS = "all ranks must make the same calls, with the same values"
 
 
@@ -43,13 +43,13 @@ class Protocols(NamedTuple):
     newest: int
 
 
-OURS = Protocols(4, 4)
-"""Protocol 4 has `due` and `loss` in `Begin`, `Exchange.KEPT`, `Exchange.OWN_PARTS` at the first
-state that is held, and another record of snapshots before planned stops. Protocol 3 has another
-decision on the interval after a restore, and negative steps before those of parts that are written
-at a stop. Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a
-second `Exchange.STORED` after a demanded snapshot, and another decision on sharded state without
-parts of the ranks."""
+OURS = Protocols(5, 5)
+"""Protocol 5 has losses in `Begin`. Protocol 4 has `due` and `loss` in `Begin`, `Exchange.KEPT`,
+`Exchange.OWN_PARTS` at the first state that is held, and another record of snapshots before planned
+stops. Protocol 3 has another decision on the interval after a restore, and negative steps before
+those of parts that are written at a stop. Protocol 2 has `damage`, `owner` and `job` in
+`RestoreMessage`, `Exchange.OWN_PARTS`, a second `Exchange.STORED` after a demanded snapshot, and
+another decision on sharded state without parts of the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:
@@ -245,6 +245,9 @@ class Begin(NamedTuple):
         reached_step, step_ns: fields of `Reached`.
         due: step at which the workers of earlier rounds would have taken the next regular snapshot.
         loss: `layout.Loss` of the steps that are lost.
+        faults, seconds, cost: fields of `Losses` by the end of the last round.
+        has_lost: True if that round lost steps which no restore has counted yet.
+        follows_faults: True if the interval of its snapshots depends on these losses.
     """
 
     bits: int
@@ -256,6 +259,11 @@ class Begin(NamedTuple):
     step_ns: int
     due: int = layout.NO_STEP
     loss: int = layout.Loss.UNKNOWN
+    faults: float = 0.0
+    seconds: float = 0.0
+    cost: float = 0.0
+    has_lost: bool = False
+    follows_faults: bool = False
 
     def packed(self) -> bytes:
         return _BEGIN.pack(*self)

@@ -1,4 +1,5 @@
-"""Interval between two snapshots in steps: given, from seconds, or from their measured cost.
+"""Interval between two snapshots in steps: given, from seconds, or from their measured cost and the
+faults that repeat steps.
 
 Also the policy by which a rank proposes to hold the state of each step between them. The cost of a
 snapshot is the time for which it stops the training, and the time by which its copy in the
@@ -8,10 +9,14 @@ background slows down the step after it. The caller passes all times, in seconds
 from __future__ import annotations
 
 import collections
+import math
 import statistics
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import steps_between, steps_within
+from elasticjob.train.agreement import steps_at_faults, steps_between, steps_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_SECONDS = 86400
 COSTS = 5
@@ -28,6 +33,11 @@ follow as the first costs propose."""
 GROWTH = 100
 """Largest factor from one interval to the next: the time of a single short step is no measurement
 of the others."""
+
+OVERHEAD_AT_FAULTS = 0.05
+"""Largest share of the training time that snapshots take while faults repeat steps."""
+RECENT = 0.8
+"""Weight of earlier faults, and of their time, after one more: about five count."""
 
 HELD_SHARE = 0.75
 """Largest part of the overhead that may go into the state held for a copy at a stop, which serves
@@ -57,6 +67,52 @@ class Cost(NamedTuple):
     background: float = 0.0
 
 
+class Losses(NamedTuple):
+    """Faults that repeated steps, as the rounds of a gang pass it on.
+
+    Args:
+        faults: number of the faults; the weight of earlier ones is below 1.
+        seconds: time of training in which they came, with the same weights.
+        cost: cost of a snapshot in seconds; 0 as long as it is unknown.
+    """
+
+    faults: float = 0.0
+    seconds: float = 0.0
+    cost: float = 0.0
+
+    def later(self, seconds: float, max_overhead: float) -> Losses:
+        """Return the losses after a further time without a fault.
+
+        Older faults have less weight: the time is limited to twice that between two faults at which
+        they begin to change the interval, and the faults are reduced by the same factor.
+        """
+        total = self.seconds + max(0.0, seconds)
+        most = self.cost / max_overhead**2 if self.cost > 0 else math.inf
+        if total <= most:
+            return self._replace(seconds=total)
+        return self._replace(faults=self.faults * most / total, seconds=most)
+
+    def after_fault(self) -> Losses:
+        """Return the losses after one more fault."""
+        return self._replace(faults=RECENT * (self.faults + 1), seconds=RECENT * self.seconds)
+
+
+def agreed_losses(
+    records: Iterable[tuple[int, Losses]], max_overhead: float, *, is_fault: bool
+) -> Losses:
+    """Return the losses with which a round begins, the same on all ranks.
+
+    Args:
+        records: the last step of an earlier round that each rank knows, with the losses by then.
+        is_fault: True if a fault has ended that round, after which steps are repeated.
+    """
+    found = list(records)
+    _, newest = max(found, key=lambda each: (each[0], each[1].seconds))
+    cost = max(each.cost for _, each in found)  # the ranks take the longest interval
+    losses = newest._replace(cost=cost).later(0.0, max_overhead)
+    return losses.after_fault() if is_fault else losses
+
+
 def at_least_one(name: str, value: Any) -> None:
     """Raise ValueError unless the value is a whole number of at least 1."""
     if not isinstance(value, int) or value < 1:
@@ -76,13 +132,19 @@ class Interval:
         every_steps: constant number of steps.
         every_seconds: alternatively the approximate time.
         max_overhead: without either, the largest share of the training time.
+        at_faults: the same while faults repeat steps, where that needs a shorter interval; at least
+            `max_overhead`, which is the default.
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
     """
 
     def __init__(
-        self, every_steps: int | None, every_seconds: float | None, max_overhead: float
+        self,
+        every_steps: int | None,
+        every_seconds: float | None,
+        max_overhead: float,
+        at_faults: float | None = None,
     ) -> None:
         if every_steps is not None and every_seconds is not None:
             raise ValueError("give every_steps or every_seconds, not both")
@@ -95,10 +157,17 @@ class Interval:
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._max_overhead = max_overhead
+        self._at_faults = max(max_overhead, at_faults or 0.0)
+        self._losses, self._started = Losses(), 0.0
         self._costs: collections.deque[Cost] = collections.deque(maxlen=COSTS)
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
         self._slowed: collections.deque[tuple[int, float]] = collections.deque(maxlen=COSTS)
         self._since_plain = 0
+        # Steps without a copy: those beside copies on other nodes, and all others.
+        self._beside: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
+        self._free: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
+        self._counts: collections.deque[int] = collections.deque(maxlen=COSTS)
+        self._count = 0
         self._known = 1
         self._step = 0
         self._began = 0.0
@@ -109,29 +178,75 @@ class Interval:
         return self._every_steps is None
 
     @property
+    def follows_faults(self) -> bool:
+        """True if the interval is shorter while faults repeat steps."""
+        is_given = self._every_steps is not None or self._every_seconds is not None
+        return not is_given and self._at_faults > self._max_overhead
+
+    @property
     def first(self) -> int:
         """Steps until the first snapshot of a round."""
         return self._every_steps or self._known
 
-    def start(self, step: int, now: float, known: int = 1) -> None:
+    @property
+    def cost(self) -> float:
+        """Cost of a snapshot with its copies on other nodes in seconds, for later rounds; 0 as long
+        as it is unknown.
+
+        The first costs of a process are too large. In rounds that end before `COSTS` of them, the
+        smallest median counts. The cost of copies beside all steps is that of the last rounds.
+        """
+        known = self._losses.cost
+        if not self._costs:
+            return known
+        cost = self._median_cost() + self._replication_cost()
+        if self._beside and len(self._free) < COSTS:  # the cost of these copies is not measured
+            return max(cost, known)
+        if len(self._costs) >= COSTS:
+            return cost
+        return min(cost, known) if known > 0 else cost
+
+    def start(
+        self,
+        step: int,
+        now: float,
+        known: int = 1,
+        losses: Losses | None = None,
+        step_seconds: float = 0.0,
+        *,
+        is_held: bool = False,
+    ) -> None:
         """Begin to measure, after a restore.
 
         Args:
             known: interval of the restored snapshot, the shortest until new costs are measured.
+            losses: faults before, by which the interval may be shorter at once; none, or other
+                ranks would begin with a longer one, unless all of them follow the faults.
+            step_seconds: duration of a step of the round before; 0 if it is unknown.
+            is_held: as for `proposed`.
         """
         self._step, self._began = step, now
+        self._losses, self._started = losses or Losses(), now
         self._known = max(1, known) if self._every_seconds is None else 1
+        if not is_held and self._losses.cost > 0 and step_seconds > 0:  # the same on all ranks
+            self._known = self._shortened(self._known, self._losses.cost, step_seconds, now)
         self._costs.clear()
         self._plain.clear()
         self._slowed.clear()
-        self._since_plain = 0
+        self._beside.clear()
+        self._free.clear()
+        self._counts.clear()
+        self._since_plain = self._count = 0
 
-    def stepped(self, steps: int, seconds: float, *, copied: bool) -> None:
+    def stepped(
+        self, steps: int, seconds: float, *, copied: bool, is_replicating: bool = False
+    ) -> None:
         """Add the time between two calls of `save`.
 
         Args:
             steps: number of steps between the calls.
             copied: True if the first of the calls took a snapshot.
+            is_replicating: True if copies on other nodes were in progress.
         """
         if steps < 1:
             return
@@ -141,6 +256,8 @@ class Interval:
         else:
             self._plain.append(seconds / steps)
             self._since_plain = 0
+            (self._beside if is_replicating else self._free).append(seconds / steps)
+            self._count += steps if is_replicating else 0
 
     def proposed(
         self,
@@ -168,6 +285,8 @@ class Interval:
             return 1 if cost is None else steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
+            self._counts.append(self._count)
+        self._count = 0
         if cost is None or steps < 1:
             return max(self._known, EARLY_GROWTH) if is_held else self._known
         median = self._median_cost()
@@ -177,9 +296,31 @@ class Interval:
         growth = EARLY_GROWTH if is_early and not is_held else GROWTH
         found = min(steps_within(left, median, step_seconds), growth * steps)
         if is_early:
-            return max(found, self._known)
+            found = max(found, self._known)
+        if not is_held:
+            found = self._shortened(found, self.cost, step_seconds, now)
+        if is_early:
+            return found
         # One more step than since the last snapshot: a call of `save` without one comes between.
         return max(found, steps + 1) if self._since_plain > PLAIN_STEPS else found
+
+    def _shortened(self, steps: int, cost: float, step_seconds: float, now: float) -> int:
+        """Return an interval in steps, or the shorter one that the rate of the faults needs."""
+        losses = self._losses.later(now - self._started, self._max_overhead)
+        if losses.faults <= 0 or not self.follows_faults:
+            return steps
+        between = losses.seconds / losses.faults
+        return min(steps, steps_at_faults(between, cost, step_seconds, self._at_faults))
+
+    def _replication_cost(self) -> float:
+        """Return the time by which the copies of a snapshot on other nodes slow down the steps.
+
+        It counts for the shorter interval alone. A measured step without these copies is needed.
+        """
+        if not self._beside or len(self._free) < COSTS or not self._counts:
+            return 0.0
+        slowed = statistics.median(self._beside) - statistics.median(self._free)
+        return max(0.0, slowed) * statistics.median(self._counts)
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.

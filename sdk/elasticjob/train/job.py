@@ -2,9 +2,9 @@
 
 `ELASTICJOB_SNAPSHOTS` has the fields of `recovery.snapshots` as a JSON object. The file `reached-N`
 in the node's memory has the last step of local rank N, its next regular snapshot, the reason for
-which that step would be lost, and the newest snapshot in storage. It outlives the worker, so that
-the next round knows the lost steps, and whether the snapshots in memory are older than those in
-storage.
+which that step would be lost, the newest snapshot in storage, and the rate of the faults. It
+outlives the worker, so that the next round knows the lost steps, and whether the snapshots in
+memory are older than those in storage.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 import json
+import math
 import mmap
 import os
 import struct
@@ -21,6 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout, train
+from elasticjob.train.interval import Losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,6 +34,13 @@ _BYTES = _REACHED.size + _CHECK.size
 _LAST = struct.Struct("<qB")
 """Fields behind the checksum, which earlier versions do not write: a torn one does no harm."""
 _LOSS_AT = _BYTES + _LAST.size - 1
+_LOSSES = struct.Struct("<ddd?")
+"""Fields behind those, which still earlier versions do not write: `Losses`, and True once a restore
+has counted the steps that the last one lost."""
+_LOSSES_AT = _BYTES + _LAST.size
+_FILE_BYTES = _LOSSES_AT + _LOSSES.size
+_MOST = 1e12
+"""Bound of these numbers: a torn record may have any."""
 _NEVER = layout.NO_STEP
 _MODE = 0o600
 
@@ -145,12 +154,16 @@ class Ended(NamedTuple):
     Args:
         due: step of its next regular snapshot; `NO_STEP` if it is unknown.
         loss: `layout.Loss` of its last step.
+        losses: faults up to its end.
+        is_counted: True if a restore has counted the loss of its last steps.
     """
 
     reached: Reached
     stored: InStorage
     due: int = _NEVER
     loss: int = layout.Loss.UNKNOWN
+    losses: Losses = Losses()
+    is_counted: bool = False
 
 
 class InStorage(NamedTuple):
@@ -168,8 +181,8 @@ class InStorage(NamedTuple):
 class ReachedFile:
     """File with the last step of this worker; without effect if it cannot be written.
 
-    `begun` and `complete`, of `InStorage`, and `due`, the step of the next regular snapshot, are
-    written with the step; threads may set them.
+    `begun` and `complete`, of `InStorage`, `due`, the step of the next regular snapshot, and
+    `cost`, that of a snapshot, are written with the step; threads may set them.
     """
 
     def __init__(self, folder: Path, local_rank: int) -> None:
@@ -179,6 +192,27 @@ class ReachedFile:
         self.begun, self.complete = InStorage()
         self.due = _NEVER
         self._loss: int = layout.Loss.UNKNOWN
+        self._losses, self._restored_ns = Losses(), time.monotonic_ns()
+        self.cost = 0.0
+
+    def restored(self, losses: Losses) -> None:
+        """Record the losses with which a round begins; its time counts in them from now on.
+
+        They are in the file before the first step: a restart up to then does not count the same
+        fault again.
+        """
+        self._losses, self._restored_ns, self.cost = losses, time.monotonic_ns(), losses.cost
+        packed = _LOSSES.pack(*losses, True)
+        if self._memory is not None:
+            self._memory[_LOSSES_AT:] = packed
+            return
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_size >= _LOSSES_AT:  # not that of an earlier version
+                    os.pwrite(fd, packed, _LOSSES_AT)
+            finally:
+                os.close(fd)
 
     def write(self, step: int) -> None:
         """Record that `step` is complete."""
@@ -190,7 +224,9 @@ class ReachedFile:
         if self._memory is not None:
             fields = _REACHED.pack(step, now, *self._first, self.begun, self.complete)
             last = _LAST.pack(min(self.due, layout.MAX_STEP), self._loss)
-            self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields)) + last
+            seconds = self._losses.seconds + (now - self._restored_ns) / 1e9
+            losses = _LOSSES.pack(self._losses.faults, seconds, self.cost, False)
+            self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields)) + last + losses
 
     def would_lose(self, loss: int) -> None:
         """Record the `layout.Loss` of the last step if this worker ended now; a thread may."""
@@ -202,8 +238,8 @@ class ReachedFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._path, flags, _MODE)
         try:
-            os.pwrite(fd, bytes(_BYTES + _LAST.size), 0)
-            return mmap.mmap(fd, _BYTES + _LAST.size)
+            os.pwrite(fd, bytes(_FILE_BYTES), 0)
+            return mmap.mmap(fd, _FILE_BYTES)
         finally:
             os.close(fd)
 
@@ -236,7 +272,13 @@ def _decoded(content: bytes) -> Ended | None:
     if len(content) < _BYTES + _LAST.size:
         return found
     due, loss = _LAST.unpack_from(content, _BYTES)
-    return found._replace(due=due, loss=layout.loss_of(loss))
+    found = found._replace(due=due, loss=layout.loss_of(loss))
+    if len(content) < _FILE_BYTES:
+        return found
+    *numbers, is_counted = _LOSSES.unpack_from(content, _LOSSES_AT)
+    if not all(math.isfinite(each) and 0 <= each < _MOST for each in numbers):
+        return found
+    return found._replace(losses=Losses(*numbers), is_counted=is_counted)
 
 
 def lost_since(step: int, reached: Iterable[Reached]) -> dict[str, Any]:

@@ -26,17 +26,32 @@ import hashlib
 import hmac
 import logging
 import math
+import os
 import secrets
 import socket
 import struct
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticjob.train.agreement import Part, Version, fields_of, part_of
 from elasticjob.train.buffers import OWN_BYTES, ReplicaBuffers
-from elasticjob.train.part_files import Body, allocated
+from elasticjob.train.part_files import (
+    RECORD_BYTES,
+    Body,
+    CorruptSnapshot,
+    allocate,
+    allocated,
+    erase,
+    opened,
+    read_record,
+    written,
+)
 from elasticjob.train.replicas import Accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 log = logging.getLogger("elasticjob.train")
 
@@ -48,10 +63,12 @@ RETRY_SECONDS = 10.0
 MAX_CONNECTIONS = 64
 _STEPS = 2
 """Number of steps that wait for their copy: ranks that are stopped are at most a step apart."""
-_MAGIC = b"EJREPL01"
+_MAGIC = b"EJREPL02"
 _NONCE_BYTES = _MAC_BYTES = 32
 _CHUNK_BYTES = 1 << 18
-_HEADER = struct.Struct("<QQiIqqQQQ")
+_HEADER = struct.Struct("<QQiIqqQQQq")
+_UNKNOWN = -1
+"""Number of a checksum that the receiver calculates."""
 _ACCEPTED, _COMMITTED, _REFUSED = b"a", b"c", b"r"
 
 
@@ -59,15 +76,84 @@ class PeerError(OSError):
     """Peer that did not prove the round's key, or refused a copy."""
 
 
+class CommittedPart:
+    """Part in a file of this node, whose content is read piece by piece.
+
+    Args:
+        part: the part that the file must hold.
+
+    Attributes:
+        head_bytes, size, checksum: fields of its record; the content is not compared with them.
+
+    Raises:
+        CorruptSnapshot: the file does not hold the part, or cannot be read.
+    """
+
+    def __init__(self, path: Path, part: Part) -> None:
+        self.part, self._path = part, path
+        with self._opened() as fd:
+            self._record = os.pread(fd, RECORD_BYTES, 0)
+            found, self.head_bytes, self.size, self.checksum = read_record(fd, path)
+        if found != part:
+            raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part.version.step}")
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the content in pieces, each in the memory of the one before.
+
+        Raises CorruptSnapshot at the end, at the latest, if another part has replaced this one
+        meanwhile: a record is erased before its content, and no two parts have the same.
+        """
+        memory = memoryview(bytearray(min(_CHUNK_BYTES, self.size)))
+        done = 0
+        with self._opened() as fd:
+            while done < self.size:
+                count = os.preadv(fd, [memory[: self.size - done]], RECORD_BYTES + done)
+                if not count:
+                    break
+                yield memory[:count]
+                done += count
+            if done < self.size or os.pread(fd, RECORD_BYTES, 0) != self._record:
+                raise CorruptSnapshot(f"{self._path} was overwritten while it was read")
+
+    def copied(self, path: Path) -> CommittedPart:
+        """Replace the content of another buffer by this one; return the copy.
+
+        If it fails, that buffer holds nothing. Damage of the content has the checksum that shows
+        it. Raises OSError, or CorruptSnapshot as `pieces` does.
+        """
+        with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+            erase(fd)
+            try:
+                allocate(fd, RECORD_BYTES + self.size)
+                offset = RECORD_BYTES
+                for piece in self.pieces():
+                    offset = written(fd, [piece], offset)
+            except OSError:
+                os.ftruncate(fd, 0)
+                raise
+            os.pwrite(fd, self._record, 0)
+        return CommittedPart(path, self.part)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        try:
+            with opened(self._path, os.O_RDONLY) as fd:
+                yield fd
+        except OSError as error:
+            raise CorruptSnapshot(f"{self._path} cannot be read: {error.strerror}") from error
+
+
 def send(
     address: tuple[str, int],
     key: bytes,
     part: Part,
-    body: Body,
+    body: Body | CommittedPart,
     keep: Version | None,
     rate: float,
 ) -> None:
-    """Send a part to a peer and wait until it is committed there. Raises OSError.
+    """Send a part to a peer and wait until it is committed there.
+
+    Raises OSError, or CorruptSnapshot if the part was overwritten; the peer then commits nothing.
 
     Args:
         keep: version that the peer must not overwrite.
@@ -79,20 +165,24 @@ def send(
         nonce = _introduced(link, key, b"offer", header)
         proof = hmac.new(key, b"body" + nonce + header, hashlib.sha256)
         began, sent = time.monotonic(), 0
-        for view in body.views:
-            for first in range(0, view.nbytes, _CHUNK_BYTES):
-                chunk = view.cast("B")[first : first + _CHUNK_BYTES]
-                proof.update(chunk)
-                link.sendall(chunk)
-                sent += chunk.nbytes
-                now = time.monotonic()
-                if now > deadline:
-                    raise PeerError("the peer is too slow")
-                if began + sent / rate > now:
-                    time.sleep(began + sent / rate - now)
+        for chunk in _pieces(body) if isinstance(body, Body) else body.pieces():
+            proof.update(chunk)
+            link.sendall(chunk)
+            sent += chunk.nbytes
+            now = time.monotonic()
+            if now > deadline:
+                raise PeerError("the peer is too slow")
+            if began + sent / rate > now:
+                time.sleep(began + sent / rate - now)
         link.sendall(proof.digest())
         link.settimeout(max(QUIET_SECONDS, deadline - time.monotonic()))
         _expect(link, key, nonce, _COMMITTED)
+
+
+def _pieces(body: Body) -> Iterator[memoryview]:
+    for view in body.views:
+        for first in range(0, view.nbytes, _CHUNK_BYTES):
+            yield view.cast("B")[first : first + _CHUNK_BYTES]
 
 
 def _introduced(link: socket.socket, key: bytes, purpose: bytes, header: bytes) -> bytes:
@@ -268,7 +358,7 @@ class Receiver:
             return
         if not hmac.compare_digest(proof, _mac(self._key, b"offer", nonce, header)):
             raise PeerError("the peer does not have the key of this round")
-        part, keep, head, size = _unpacked(header)
+        part, keep, head, size, checksum = _unpacked(header)
         room = self._buffers.room_for(part, keep)
         is_wanted = part.rank in self._senders and head <= size <= room
         self._reply(link, nonce, _ACCEPTED if is_wanted else _REFUSED)
@@ -278,7 +368,8 @@ class Receiver:
         content = _received(link, size, whole)
         is_good = hmac.compare_digest(bytes(_received(link, _MAC_BYTES)), whole.digest())
         if is_good:
-            is_good = self._commit(part, Body(head, [content]), keep)
+            # A new checksum would hide damage in the memory of the sender.
+            is_good = self._commit(part, Body(head, [content], checksum), keep)
         self._reply(link, nonce, _COMMITTED if is_good else _REFUSED)
 
     def _receive_steps(self, link: socket.socket, nonce: bytes, rank: int) -> None:
@@ -299,7 +390,7 @@ class Receiver:
             number = 0
             while True:
                 header = bytes(_received(link, _HEADER.size))
-                part, _, head, size = _unpacked(header)
+                part, _, head, size, _ = _unpacked(header)
                 if part.rank != rank or not head <= size <= OWN_BYTES:
                     raise PeerError("the peer sent a part that is not its own, or too large")
                 proof = _step_proof(self._key, nonce, number, header)
@@ -332,15 +423,18 @@ class Receiver:
         link.sendall(answer + _mac(self._key, b"reply", nonce, answer))
 
 
-def _packed(part: Part, keep: Version | None, body: Body) -> bytes:
+def _packed(part: Part, keep: Version | None, body: Body | CommittedPart) -> bytes:
     kept = (-1, 0) if keep is None else keep
-    return _HEADER.pack(*fields_of(part), *kept, body.head_bytes, body.size)
+    checksum = _UNKNOWN if body.checksum is None else body.checksum
+    return _HEADER.pack(*fields_of(part), *kept, body.head_bytes, body.size, checksum)
 
 
-def _unpacked(header: bytes) -> tuple[Part, Version | None, int, int]:
-    step, gang, rank, ranks, before, kept_step, kept_gang, head, size = _HEADER.unpack(header)
-    keep = None if kept_step < 0 else Version(kept_step, kept_gang)
-    return part_of(step, gang, rank, ranks, before), keep, head, size
+def _unpacked(header: bytes) -> tuple[Part, Version | None, int, int, int | None]:
+    """Return part, version to keep, size of the description, size of the body and checksum."""
+    step, gang, rank, ranks, before, *kept, head, size, checksum = _HEADER.unpack(header)
+    keep = None if kept[0] < 0 else Version(*kept)
+    known = checksum if 0 <= checksum < 1 << 32 else None
+    return part_of(step, gang, rank, ranks, before), keep, head, size, known
 
 
 def _step_proof(key: bytes, nonce: bytes, number: int, header: bytes) -> hmac.HMAC:

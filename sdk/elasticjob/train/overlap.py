@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elasticjob.train.interval import Interval
+    from elasticjob.train.interval import Interval, Losses
 
 Owner = TypeVar("Owner")
 _SMALL_BYTES = 1 << 16
@@ -232,32 +232,53 @@ class Pace:
         self._interval = interval
         self._overlap = overlap
         self._cost: float | None = None
-        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
+        self._left: tuple[int, float, bool, bool] | None = None  # the last call of `save`
 
     @property
     def is_measured(self) -> bool:
         """True if the ranks may propose different numbers."""
         return self._interval.is_measured or self._overlap is not None
 
-    def start(self, step: int, known: int) -> int:
+    @property
+    def follows_faults(self) -> bool:
+        """True if the interval is shorter while faults repeat steps."""
+        return self._interval.follows_faults
+
+    @property
+    def cost(self) -> float:
+        """Cost of a snapshot in seconds; 0 as long as it is unknown."""
+        return self._interval.cost
+
+    def start(
+        self, step: int, known: int, losses: Losses, step_seconds: float, *, is_held: bool
+    ) -> int:
         """Begin to measure after a restore; return the steps until the first snapshot.
 
         Args:
-            known: interval of the restored snapshot.
+            known, losses, step_seconds, is_held: as for `Interval.start`.
         """
-        self._interval.start(step, time.monotonic(), known)
+        now = time.monotonic()
+        self._interval.start(step, now, known, losses, step_seconds, is_held=is_held)
         self._cost = self._left = None
         return self._interval.first
 
     def entered(self, step: int) -> None:
         """Measure the time since the last call of `save`, unless the copy is a GPU's."""
         if self._left is not None and not (self._overlap and self._overlap.is_on_device):
-            last, left, copied = self._left
-            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
+            last, left, copied, is_replicating = self._left
+            seconds = time.perf_counter() - left
+            self._interval.stepped(
+                step - last, seconds, copied=copied, is_replicating=is_replicating
+            )
 
-    def left(self, step: int, *, copied: bool) -> None:
-        """Begin to measure the time until the next call of `save`."""
-        self._left = step, time.perf_counter(), copied
+    def left(self, step: int, *, copied: bool, is_replicating: bool = False) -> None:
+        """Begin to measure the time until the next call of `save`.
+
+        Args:
+            copied: True if this call took a snapshot.
+            is_replicating: True if its copies on other nodes are in progress.
+        """
+        self._left = step, time.perf_counter(), copied, is_replicating
 
     def took(self, seconds: float) -> None:
         """Record the time that a snapshot took in `save`."""

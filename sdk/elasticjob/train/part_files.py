@@ -164,10 +164,10 @@ def held(path: Path) -> Part | None:
 def committed(path: Path) -> Part:
     """Return the part that is committed in a file. Raises OSError, or CorruptSnapshot for none."""
     with opened(path, os.O_RDONLY) as fd:
-        return _read_record(fd, path)[0]
+        return read_record(fd, path)[0]
 
 
-def _read_record(fd: int, path: Path) -> tuple[Part, int, int, int]:
+def read_record(fd: int, path: Path) -> tuple[Part, int, int, int]:
     """Return the fields of a record as `_unpack_record` does. Raises CorruptSnapshot."""
     record = os.pread(fd, RECORD_BYTES, 0)
     number = record[_NUMBER_AT : len(MAGIC)]
@@ -214,7 +214,7 @@ def reading(path: Path, part: Part, *, threads: bool = False) -> Iterator[tuple[
     """
     try:
         with opened(path, os.O_RDONLY) as fd:
-            found, head, size, checksum = _read_record(fd, path)
+            found, head, size, checksum = read_record(fd, path)
             if found != part:
                 raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part[0].step}")
             view = allocated(size)
@@ -364,15 +364,12 @@ def overwrite(
     `is_ahead`: the content is there already, by `write_ahead`; a verified checksum of the body then
     detects any difference at the next read. `threads`: write a large content with several threads,
     as nothing else runs.
-
-    The size is allocated before the content is written: the error for a full file system names
-    the cause, whereas a store into mapped memory would end the process.
     """
     with opened(path, os.O_RDWR | os.O_CREAT) as fd:
         if is_ahead and body.checksum is not None:
             os.pwrite(fd, pack_record(part, body), 0)
             return
-        _erase(fd)
+        erase(fd)
         try:
             _fill(fd, part, body, threads)
         except (OSError, StateChanged):
@@ -388,27 +385,29 @@ def write_ahead(path: Path, size: int, offset: int, view: memoryview) -> None:
     with opened(path, os.O_RDWR | os.O_CREAT) as fd:
         try:
             if not offset:
-                _erase(fd)
-                _allocate(fd, RECORD_BYTES + size)
-            _written(fd, [view], RECORD_BYTES + offset)
+                erase(fd)
+                allocate(fd, RECORD_BYTES + size)
+            written(fd, [view], RECORD_BYTES + offset)
         except OSError:
             os.ftruncate(fd, 0)
             raise
 
 
-def _erase(fd: int) -> None:
+def erase(fd: int) -> None:
+    """Erase the record of a buffer, before its content is replaced."""
     if os.fstat(fd).st_size >= RECORD_BYTES:
         os.pwrite(fd, bytes(RECORD_BYTES), 0)
 
 
-def _allocate(fd: int, total: int) -> None:
+def allocate(fd: int, total: int) -> None:
+    """Allocate all of a file: OSError for a full file system, instead of a signal later."""
     if os.fstat(fd).st_size != total:
         os.ftruncate(fd, total)
         os.posix_fallocate(fd, 0, total)
 
 
 def _fill(fd: int, part: Part, body: Body, threads: bool) -> None:
-    _allocate(fd, RECORD_BYTES + body.size)
+    allocate(fd, RECORD_BYTES + body.size)
     if threads and body.size >= _PARALLEL_BYTES:
         first, second = _halves(body.views)
         size = sum(view.nbytes for view in second)
@@ -421,7 +420,7 @@ def _fill(fd: int, part: Part, body: Body, threads: bool) -> None:
     else:
         offset = RECORD_BYTES
         for at in range(0, len(body.views), _MAX_VIEWS):
-            offset = _written(fd, list(body.views[at : at + _MAX_VIEWS]), offset)
+            offset = written(fd, list(body.views[at : at + _MAX_VIEWS]), offset)
         if body.has_changed():
             raise StateChanged
     packed = pack_record(part, body)
@@ -448,7 +447,7 @@ def _checked(fd: int, views: Sequence[memoryview], offset: int) -> int:
     for view in _joined(views):
         for first in range(0, view.nbytes, _PIECE_BYTES):
             piece = view[first : first + _PIECE_BYTES]
-            offset = _written(fd, [piece], offset)
+            offset = written(fd, [piece], offset)
             checksum = zlib.crc32(piece, checksum)
     return checksum
 
@@ -472,13 +471,13 @@ def fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -
                 os.fdatasync(fd)
                 moved()
             os.posix_fallocate(fd, offset, one.nbytes)
-            offset = _written(fd, [one], offset)
+            offset = written(fd, [one], offset)
             checksum = zlib.crc32(one, checksum)
             moved()
     os.pwrite(fd, pack_record(part, body._replace(checksum=checksum)), 0)
 
 
-def _written(fd: int, views: list[memoryview], offset: int) -> int:
+def written(fd: int, views: list[memoryview], offset: int) -> int:
     """Write all views from `offset` on; return the offset behind them."""
     while views:
         count = os.pwritev(fd, views, offset)

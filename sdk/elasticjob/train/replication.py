@@ -25,6 +25,7 @@ from elasticjob.train.exchange import Exchange
 from elasticjob.train.links import (
     END_SECONDS,
     MAX_CONNECTIONS,
+    CommittedPart,
     PeerError,
     Receiver,
     StepSender,
@@ -230,20 +231,27 @@ class Replication:
     def _own_files(self) -> list[Path]:
         return [*self._folder.glob("shared.*"), *self._folder.glob(f"rank-{self._local_rank}.*")]
 
-    def _kept_here(self, parts: list[Part], keep: Version | None) -> list[tuple[Part, Body]]:
-        """Copy the parts to this node if the state is sharded; return those for other nodes."""
+    def _kept_here(
+        self, parts: list[Part], keep: Version | None
+    ) -> list[tuple[Part, Body | CommittedPart]]:
+        """Copy the parts to this node if the state is sharded; return those for other nodes.
+
+        The copy stays until this generation ends, and is sent piece by piece. Otherwise the next
+        snapshot would overwrite what is sent, so it is read before.
+        """
         found = {part: path for path in self._own_files() if (part := held(path)) is not None}
-        own = []
+        own: list[tuple[Part, Body | CommittedPart]] = []
         for part in parts:
-            if part.rank != SHARED or self._is_sharded:
-                body = read(found.get(part, self._folder / "missing"), part)
-                if self._is_sharded:
-                    self._buffers.commit(part, body, keep)
+            path = found.get(part, self._folder / "missing")
+            if self._is_sharded:
+                copy = CommittedPart(path, part).copied(self._buffers.target(part, keep))
                 if part.rank != SHARED:
-                    own.append((part, body))
+                    own.append((part, copy))
+            elif part.rank != SHARED:
+                own.append((part, read(path, part)))
         return own
 
-    def _copy(self, part: Part, body: Body, keep: Version | None) -> None:
+    def _copy(self, part: Part, body: Body | CommittedPart, keep: Version | None) -> None:
         for rank in self._receivers:
             try:
                 send(self._addresses[rank], self._key, part, body, keep, self._rate)

@@ -50,7 +50,14 @@ from elasticjob.train.exchange import (
 from elasticjob.train.exclusive import Claim
 from elasticjob.train.gang import Gang, exchanged
 from elasticjob.train.initialization import check_values
-from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
+from elasticjob.train.interval import (
+    OVERHEAD_AT_FAULTS,
+    Interval,
+    Losses,
+    agreed_losses,
+    at_least_one,
+    seconds_within_a_day,
+)
 from elasticjob.train.job import (
     Reached,
     ReachedFile,
@@ -131,8 +138,9 @@ class Snapshots:
         storage: folder that all nodes share, for the snapshots that survive the loss of all nodes.
         every_steps: steps between two snapshots.
         every_seconds: alternatively the approximate time between two snapshots.
-        max_overhead: without an interval, largest share of the training time that snapshots take;
-            0.01 by default.
+        max_overhead: without an interval, largest share of the training time that snapshots take.
+            By default 0.01, and up to 0.05 while faults repeat steps so often that a shorter
+            interval saves more than it costs.
         optimizers: the optimizer, or all of them, if nothing else changes parameters and the
             optimizers' state: they are then copied during the next step, and after a fault once
             the workers are stopped. Or a function that returns them, called by the next `save`,
@@ -185,7 +193,8 @@ class Snapshots:
         if not replica_rate > 0:
             raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
         most = _first(max_overhead, MAX_OVERHEAD)
-        interval = Interval(every_steps, every_seconds, most)
+        at_faults = OVERHEAD_AT_FAULTS if max_overhead is None else None
+        interval = Interval(every_steps, every_seconds, most, at_faults)
         self._optimizers = Optimizers(optimizers)
         self._overlap = Overlap(self._optimizers) if self._optimizers else None
         self._pace = Pace(interval, self._overlap)
@@ -309,7 +318,6 @@ class Snapshots:
         step = self._newest.step
         lost, due = self._begun(gang, plan, offers)
         self._missing = Missing(0)
-        self._interval = self._pace.start(step, interval_before(plan, offers))
         self._next_step = next_regular(step, self._interval, due)
         self._found = (offers, plan)
         if plan is None:
@@ -432,7 +440,9 @@ class Snapshots:
             )
             self._stop.listen()
         if not is_due:
-            self._pace.left(step, copied=False)
+            copies = self._replication
+            is_replicating = copies is not None and copies.state is State.RUNNING
+            self._pace.left(step, copied=False, is_replicating=is_replicating)
             return False
         if self._overlap is not None:
             self._overlap.begin()
@@ -647,14 +657,16 @@ class Snapshots:
     def _begun(
         self, gang: Gang, plan: Plan | None, offers: list[Offer]
     ) -> tuple[tuple[int | None, float | None], int]:
-        """Number this gang; return the lost steps with their duration in seconds, and the step at
-        which the workers before would have taken the next regular snapshot."""
+        """Number this gang and set its first interval; return the lost steps with their duration in
+        seconds, and the step at which the workers before would have taken the next regular
+        snapshot."""
         step, ended = self._newest.step, self._memory.ended()
         stores = self._store.folder is not None
         has_place = self._memory.buffers is not None or stores
         obstacle = layout.Loss.UNKNOWN
         if self._stop is not None:
             obstacle = layout.Loss.SHARDED if self._sharded else self._stop.obstacle
+        last = max(ended, key=lambda each: (each.reached.step, each.losses.seconds), default=None)
         mine = Begin(
             secrets.randbits(32),
             self._pace.is_measured,
@@ -664,6 +676,9 @@ class Snapshots:
             *max((each.reached for each in ended), default=Reached()),
             max((each.due for each in ended), default=layout.NO_STEP),
             max((each.loss for each in ended if each.reached.step > step), default=0),
+            *(Losses() if last is None else last.losses),
+            any(each.reached.step > step and not each.is_counted for each in ended),
+            self._pace.follows_faults,
         )
         begins = unpack_begins(gang.gather(Exchange.BEGIN, mine.packed()))
         gang.begins(next_gang(offers, begins[0].bits))
@@ -677,7 +692,22 @@ class Snapshots:
             train.link().keeps_no_more()
         if self._stop is not None:
             self._stop.start(is_held, obstacle)
-        lost = lost_since(step, [Reached(each.reached_step, each.step_ns) for each in begins])
+        reached = [Reached(each.reached_step, each.step_ns) for each in begins]
+        losses = agreed_losses(
+            [(each.reached_step, Losses(each.faults, each.seconds, each.cost)) for each in begins],
+            MAX_OVERHEAD,
+            is_fault=any(each.has_lost for each in begins),
+        )
+        if self._reached is not None:
+            self._reached.restored(losses)
+        self._interval = self._pace.start(
+            step,
+            interval_before(plan, offers),
+            losses if all(each.follows_faults for each in begins) else Losses(cost=losses.cost),
+            max(reached).step_ns / 1e9,
+            is_held=self._stop is not None and is_held,
+        )
+        lost = lost_since(step, reached)
         loss = max(each.loss for each in begins)
         if not loss and plan is not None and are_incomplete_at_stop(plan, offers):
             loss = layout.Loss.RANK_STATE_MISSING
@@ -795,6 +825,8 @@ class Snapshots:
         stop = self._stop
         is_held, share = (False, 0.0) if stop is None else (stop.is_on, stop.share)
         steps = self._pace.proposed(step, share, is_held=is_held)
+        if self._reached is not None:
+            self._reached.cost = self._pace.cost
         replication, begins = self._replication, False
         store = self._store
         store_due = store.is_due(step)

@@ -325,8 +325,8 @@ print(json.dumps([json.loads((top / f"error-{rank}").read_text()) for rank in (0
     [
         ("0.1.0", ["RuntimeError: ", "SnapshotError: rank 0 has an older version of the elast"]),
         ("[1, 1]", ["SnapshotError: rank 0 has an older version of the elasticjob library"] * 2),
-        ("[5, 6]", ["SnapshotError: rank 1 has an older version of the elasticjob library"] * 2),
-        ("[1, 4]", [4, 4]),
+        ("[6, 7]", ["SnapshotError: rank 1 has an older version of the elasticjob library"] * 2),
+        ("[1, 5]", [5, 5]),
     ],
 )
 def test_nodes_with_two_versions_of_the_library_use_a_common_protocol_or_fail(

@@ -60,15 +60,15 @@ def test_newest_protocol_that_all_ranks_can_use_is_used(
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (pack_first(Protocols(5, 6)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
-        (pack_first(OURS), pack_first(Protocols(5, 6)), r"older .* \(4 to 4 and 5 to 6\): install"),
+        (pack_first(Protocols(6, 7)), pack_first(OURS), "rank 1 has an older .* than rank 0"),
+        (pack_first(OURS), pack_first(Protocols(6, 7)), r"older .* \(5 to 5 and 6 to 7\): install"),
         (
             pack_first(Protocols(1, 1)),
             pack_first(OURS),
-            r"rank 0 .* \(1 to 1 and 4 to 4\): install",
+            r"rank 0 .* \(1 to 1 and 5 to 5\): install",
         ),
-        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 4 to 4\)"),
-        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 4 to 4\)"),
+        (struct.pack("<q", 40), pack_first(OURS), r"rank 0 has an older .* \(none and 5 to 5\)"),
+        (pack_first(OURS), struct.pack("<q", 0), r"rank 1 has an older .* \(none and 5 to 5\)"),
     ],
 )
 def test_ranks_without_a_common_protocol_are_an_error(
@@ -127,12 +127,14 @@ MESSAGE = RestoreMessage(
 def test_records_of_the_protocol_keep_their_bytes() -> None:
     """A change needs another protocol: nodes with both libraries meet during a rolling update."""
     proposal = Proposal(True, False, 5, 2, False, True, False, 3, -1)
-    begin = Begin(7, True, False, True, False, -1, 9, 12, 3)
-    assert Protocols(4, 4) == OURS
+    begin = Begin(7, True, False, True, False, -1, 9, 12, 3, 2.0, 60.5, 0.25, True, False)
+    assert Protocols(5, 5) == OURS
     assert proposal.packed() == bytes.fromhex("0100050000000000000002" + "00010003" + "ff" * 8)
     assert begin.packed() == bytes.fromhex(
         "07000000" + "01000100" + "ff" * 8 + "09" + "00" * 7 + "0c" + "00" * 7 + "03"
+        "00000040" + "00007242" + "0000803e" + "0100"
     )
+    assert len(begin.packed()) <= INLINE_BYTES
     assert unpack_proposals([proposal.packed()] * 2) == [proposal] * 2
     assert unpack_begins([begin.packed()]) == [begin]
     assert pack_record(SAVES, b"ab").startswith(bytes.fromhex("010a0000090000000700000000000000"))
@@ -156,7 +158,7 @@ NUMBERS: dict[type[enum.Enum], str] = {
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_in_records_keep_their_meaning(kind: type[enum.Enum]) -> None:
     assert " ".join(f"{each.name}={each.value}" for each in kind) == NUMBERS[kind]
-    assert Protocols(4, 4) == OURS, "other numbers need another protocol"
+    assert Protocols(5, 5) == OURS, "other numbers need another protocol"
 
 
 @pytest.mark.parametrize(("field", "name"), [("has_rank_state", "rank_state"), ("stores", "store")])

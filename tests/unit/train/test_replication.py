@@ -22,8 +22,8 @@ from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide, par
 from elasticjob.train.buffers import OWN_BYTES, MemoryBuffers, ReplicaBuffers
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
-from elasticjob.train.links import PeerError, Receiver, StepSender, send
-from elasticjob.train.part_files import Body, read
+from elasticjob.train.links import CommittedPart, PeerError, Receiver, StepSender, send
+from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import Generations, State
 from elasticjob.train.replication import Replication, Settings
 
@@ -268,15 +268,15 @@ def test_slow_peer_does_not_cost_the_shared_part(tmp_path: Path, order: int) -> 
 def test_node_that_is_cut_off_has_no_shared_part_without_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
-    commit, seen = ReplicaBuffers.commit, []
+    copied, seen = CommittedPart.copied, []
 
-    def dies(self: ReplicaBuffers, each: Part, content: Body, keep: Version | None) -> None:
-        seen.append(each.rank)
+    def dies(self: CommittedPart, path: Path) -> CommittedPart:
+        seen.append(self.part.rank)
         if len(seen) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        commit(self, each, content, keep)
+        return copied(self, path)
 
-    monkeypatch.setattr(ReplicaBuffers, "commit", dies)
+    monkeypatch.setattr(CommittedPart, "copied", dies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         replication, parts = replicating(tmp_path, Peer(listener.getsockname()))
         replication.send(parts[::order])
@@ -287,6 +287,85 @@ def test_node_that_is_cut_off_has_no_shared_part_without_its_own(
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()  # no peer holds a part of a version that is given up
+
+
+def test_part_that_is_overwritten_while_it_is_sent_is_not_committed_by_the_peer(
+    tmp_path: Path,
+    buffers: ReplicaBuffers,
+    address: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = MemoryBuffers(tmp_path, 1)
+    memory.commit(part(1), body())
+    source = CommittedPart(tmp_path / "rank-1.0", part(1))
+    preadv = os.preadv
+    seen: list[int] = []
+
+    def overwritten(fd: int, views: list[memoryview], offset: int) -> int:
+        seen.append(offset)
+        if len(seen) == 2:
+            newest = memory.parts()
+            for step in (1, 2):
+                memory.commit(part(max(newest).version.step + step), body())
+        return preadv(fd, views, offset)
+
+    monkeypatch.setattr(os, "preadv", overwritten)
+    with pytest.raises(CorruptSnapshot, match="was overwritten while it was read"):
+        send(address, KEY, part(1), source, None, RATE)
+    assert len(seen) == 3
+    assert buffers.parts() == {}
+    seen.clear()
+    source = CommittedPart(tmp_path / "rank-1.0", part(3))
+    with pytest.raises(CorruptSnapshot, match="was overwritten while it was read"):
+        source.copied(tmp_path / "replica-1.0")
+    assert held(tmp_path / "replica-1.0") is None
+
+
+def test_copy_to_a_buffer_that_is_removed_meanwhile_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MemoryBuffers(tmp_path, 1).commit(part(1), body())
+    target = tmp_path / "replica-1.0"
+    preadv = os.preadv
+
+    def removed(fd: int, views: list[memoryview], offset: int) -> int:
+        if offset > RECORD_BYTES:
+            target.unlink(missing_ok=True)
+        return preadv(fd, views, offset)
+
+    monkeypatch.setattr(os, "preadv", removed)
+    with pytest.raises(CorruptSnapshot, match="cannot be read"):
+        CommittedPart(tmp_path / "rank-1.0", part(1)).copied(target)
+    assert not target.exists()
+
+
+def test_damage_before_a_copy_has_no_valid_checksum_after_it(
+    tmp_path: Path, buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    MemoryBuffers(tmp_path, 1).commit(part(1), body())
+    with (tmp_path / "rank-1.0").open("r+b") as file:
+        file.seek(RECORD_BYTES + 9)
+        file.write(b"!")
+    copy = CommittedPart(tmp_path / "rank-1.0", part(1)).copied(tmp_path / "copy")
+    send(address, KEY, part(1), copy, None, RATE)
+    for path in (tmp_path / "copy", buffers.parts()[part(1)]):
+        assert held(path) == part(1)
+        with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
+            read(path, part(1))
+
+
+def test_copy_has_the_content_and_replaces_a_longer_one(tmp_path: Path) -> None:
+    MemoryBuffers(tmp_path, 1).commit(part(1), body())
+    target = tmp_path / "replica-1.0"
+    target.write_bytes(b"x" * 900_000)
+    copy = CommittedPart(tmp_path / "rank-1.0", part(1)).copied(target)
+    assert (copy.part, copy.size, copy.head_bytes) == (part(1), 600_000, 3)
+    assert bytes(read(target, part(1)).views[0]) == bytes(body().views[0])
+    assert b"".join(map(bytes, copy.pieces())) == bytes(body().views[0])
+    with pytest.raises(CorruptSnapshot, match="holds no complete snapshot of step 2"):
+        CommittedPart(target, part(2))
+    with pytest.raises(CorruptSnapshot, match="cannot be read"):
+        CommittedPart(tmp_path / "missing", part(1))
 
 
 def test_header_that_arrives_too_slowly_is_given_up(
