@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from scripts.environment import ROOT
 from tests.cluster.programs import programs
@@ -64,13 +65,19 @@ def _hatchling(source: Path, target: str, folder: Path, moment: int) -> None:
     )
 
 
+def unpack(archive: Path, folder: str | Path) -> None:
+    """Unpack an archive; patch releases of Python before 3.11.4 know no filter."""
+    options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, **options)
+
+
 def python_packages(folder: Path, moment: int) -> list[Path]:
     """Build the sdist from the checkout and the wheel from the sdist; return both."""
     _hatchling(ROOT, "sdist", folder, moment)
     sdist = folder / f"elasticjob-{version()}.tar.gz"
     with tempfile.TemporaryDirectory() as scratch:
-        with tarfile.open(sdist) as packed:
-            packed.extractall(scratch, filter="data")
+        unpack(sdist, scratch)
         _hatchling(Path(scratch, sdist.name.removesuffix(".tar.gz")), "wheel", folder, moment)
     return [sdist, folder / f"elasticjob-{version()}-py3-none-any.whl"]
 

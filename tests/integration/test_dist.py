@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import distribution
@@ -164,8 +163,7 @@ def test_wheel_has_every_module_and_no_other_top_level_name(built: dict[str, Pat
 
 
 def test_chart_archive_is_a_chart_of_this_version(built: dict[str, Path], tmp_path: Path) -> None:
-    with tarfile.open(built[".tgz"]) as packed:
-        packed.extractall(tmp_path, filter="data")
+    dist.unpack(built[".tgz"], tmp_path)
     about = yaml.safe_load((tmp_path / "elasticjob" / "Chart.yaml").read_text())
     assert (about["version"], about["appVersion"]) == (dist.version(), dist.version())
     command: list[str | Path] = [

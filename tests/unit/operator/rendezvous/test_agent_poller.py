@@ -92,13 +92,17 @@ async def serving(
     one = Server(body=body, member=member)
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        one.heard.append(head)
-        if one.held is not None:
-            await one.held.wait()
-        writer.write(one.answers(head))
-        await writer.drain()
-        writer.close()
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            one.heard.append(head)
+            if one.held is not None:
+                await one.held.wait()
+            writer.write(one.answers(head))
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):  # the poller has given up
+            pass
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(answered, address, port)
     async with server:

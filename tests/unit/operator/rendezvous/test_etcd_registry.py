@@ -72,7 +72,7 @@ def source_of(secrets: Secrets, endpoint: str, monkeypatch: pytest.MonkeyPatch) 
 
     try:
         return asyncio.run(main())
-    except* EtcdRefused as errors:
+    except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
