@@ -231,7 +231,7 @@ def _store_wait_seconds(job: ElasticJob, observed: Observed) -> float:
     """Return the time for which an unreadable store is waited for at a planned stop.
 
     A checkpoint that a previous process requested, whose request this one could not read, gets its
-    time.
+    time, from the start of this process on.
     """
     if observed.bounds is not None or not shows_saving(job.status):
         return WAIT_SECONDS
