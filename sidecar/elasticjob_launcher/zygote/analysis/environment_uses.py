@@ -20,6 +20,10 @@ _READERS = frozenset(
         "copy", "deepcopy", "pformat", "debug", "info", "warning", "error", "log", "dump", "type",
         "isinstance", "tuple", "any", "all", "filter", "map", "run",
         "Popen", "call", "check_call", "check_output",
+        "bool", "critical", "enumerate", "exception", "format", "format_map", "frozenset",
+        "getattr", "hasattr", "join", "max", "min", "next", "pp", "safe_substitute", "substitute",
+        "sum", "write", "zip", "ChainMap", "MappingProxyType", "OrderedDict", "create",
+        "create_subprocess_exec", "create_subprocess_shell", "execve", "execvpe",
     }
 )  # fmt: skip
 """Functions that change no variable of the `os.environ` that they are given."""

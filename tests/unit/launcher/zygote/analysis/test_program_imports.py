@@ -393,6 +393,12 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "by an attribute of a class": ("class E:\n    env = os.environ\nE.env['B'] = '1'", [("", "?")]),
     "by a returned value": ("def f():\n    return os.environ\nf()['B'] = '1'", [("", "?")]),
     "by a function of another package": ("import yaml\nyaml.f(os.environ)", [("", "?")]),
+    "read by functions of other packages": (
+        "from string import Template\nimport yaml\n'\\n'.join(os.environ)\n"
+        "Template('$A').safe_substitute(os.environ)\nyaml.create(os.environ)\n"
+        "if f():\n    os.execvpe('python', ['python', 't.py'], os.environ)",
+        [],
+    ),
     "in bytes": ("os.environb[b'B'] = b'1'", [("B", "?")]),
     "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("", "?")]),
     "in an own function of that name": (
