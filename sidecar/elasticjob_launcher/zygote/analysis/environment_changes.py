@@ -394,7 +394,8 @@ class _File(Scope):
         Of a class, these are its constructors unless `implicit`, and the methods that Python calls.
         """
         for file, function in self.functions.of.get(self.called_name(node), ()):
-            if self.is_from(node, file) and not (implicit and function.name in CONSTRUCTORS):
+            passed = self.is_from(node, file) and self.may_be(node, function)
+            if passed and not (implicit and function.name in CONSTRUCTORS):
                 self._doubt_variables(self.functions.doubt(function), node)
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:

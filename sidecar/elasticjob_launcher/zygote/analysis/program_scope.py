@@ -104,6 +104,8 @@ class Scope(Values):
         name = self.called_name(node.func)
         if name == "super":
             return self.classes.get("super()", "")
+        if name == "parse_args" and not self.class_of(getattr(node.func, "value", None)):
+            return "" if name in self.functions.of else "Namespace"
         known = self.functions.classes.get(name)
         return name if known is not None and self.is_from(node.func, known[0]) else ""
 
@@ -157,6 +159,17 @@ class Scope(Values):
         if owner is None:
             return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
         return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
+
+    def may_be(self, passed: ast.expr, function: ast.AST) -> bool:
+        """Return False for an attribute of an object that has no such method."""
+        owner = getattr(passed, "value", None)
+        if owner is None or self._is_imported(passed):
+            return True
+        method_of, made = self.functions.methods.get(function), self.class_of(owner)
+        is_a = self.functions.is_a
+        return method_of is not None and (
+            not made or is_a(made, method_of) or is_a(method_of, made)
+        )
 
     def _is_imported(self, called: Any) -> bool:
         return dotted(called).partition(".")[0] in self._imported

@@ -357,6 +357,17 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "unknown names": ("os.environ.update(found)", [("", "?")]),
     "in a function that is passed on": (f"{PASSED}list(map(f, names))", [("", "?")]),
     "in a function of another name": (f"{PASSED}g = f\ng()", [("", "?")]),
+    "in a function of the name of an attribute": (
+        f"import argparse\n{PASSED}args = parser.parse_args()\nprint(args.f, sys.f)\n"
+        "class E:\n    def g(self):\n        os.environ['B'] = '1'\n"
+        "args = parser.parse_args()\nprint(args.g)\nclass F:\n    pass\nh = F()\nprint(h.g)",
+        [],
+    ),
+    "in a method that is passed on": (
+        "class E:\n    def put(self):\n        os.environ['C'] = '1'\n        map(self.g, names)\n"
+        "class F(E):\n    def g(self):\n        os.environ['B'] = '1'\nE().put()",
+        [("C", "1"), ("B", "?")],
+    ),
     "in a thread": (f"{PASSED}Thread(target=f).start()", [("", "?")]),
     "in a passed lambda": ("g = lambda: os.environ.pop('A')\ng()", [("A", "?")]),
     "in a property": (
