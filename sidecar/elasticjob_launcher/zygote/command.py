@@ -22,7 +22,8 @@ _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
 _FIRST_LINES_BYTES = 4096
 _REPORTS_IMPORTS = ("-v", "-Ximporttime")
-_REPORTING_VARIABLES = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")
+_REPORTING_VARIABLES = {"PYTHONVERBOSE": ("", "0"), "PYTHONPROFILEIMPORTTIME": ("",)}
+"""Variables, each with the values with which Python reports no import."""
 VERSION_SHIM = re.compile(
     rb"""
     \#![ \t]*(/usr/bin/env[ ]|/[\w./-]*/)(ba|da|z|k)?sh[ \t]*\n
@@ -91,7 +92,7 @@ def require_forkable(program: Program, env: Mapping[str, str]) -> None:
     """
     reports = [word for word in program.options if word.startswith(_REPORTS_IMPORTS)]
     if not {"-E", "-I"}.intersection(program.options):
-        reports += [name for name in _REPORTING_VARIABLES if env.get(name)]
+        reports += [name for name, off in _REPORTING_VARIABLES.items() if env.get(name, "") not in off]
     if reports:
         raise ColdStart(f"{reports[0]} reports the imports of each worker")
     found = shutil.which(program.interpreter, path=env.get("PATH", os.defpath))

@@ -112,6 +112,8 @@ def test_script_that_cannot_be_executed_starts_cold(tmp_path: Path, ending: str)
         ("python t.py", {"PYTHONVERBOSE": "1"}, "PYTHONVERBOSE reports the imports"),
         ("python -I t.py", {"PYTHONVERBOSE": "1"}, ""),
         ("python t.py", {"PYTHONVERBOSE": ""}, ""),
+        ("python t.py", {"PYTHONVERBOSE": "0"}, ""),
+        ("python t.py", {"PYTHONPROFILEIMPORTTIME": "0"}, "PYTHONPROFILEIMPORTTIME reports"),
     ],
 )
 def test_program_whose_imports_are_reported_starts_cold(
