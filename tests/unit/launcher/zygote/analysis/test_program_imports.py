@@ -166,6 +166,21 @@ def test_function_that_is_passed_on_matters_only_before_a_certain_import(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        ("import torch", ["os", "torch"]),
+        ("if f():\n    import torch", ["os", "B", "torch"]),
+    ],
+)
+def test_function_that_is_passed_on_matters_only_before_the_first_certain_import_of_a_module(
+    tmp_path: Path, earlier: str, expected: list[str]
+) -> None:
+    source = f"import os\n{earlier}\ng = lambda: os.environ.pop('B')\nimport torch\n"
+    steps = Project(tmp_path).read(source).steps
+    assert [getattr(step, "module", getattr(step, "name", "")) for step in steps] == expected
+
+
+@pytest.mark.parametrize(
     "call", ["importlib.import_module('own')", "own = __import__('own')", "import_module('own')"]
 )
 def test_module_that_is_imported_by_its_name_is_followed(tmp_path: Path, call: str) -> None:
