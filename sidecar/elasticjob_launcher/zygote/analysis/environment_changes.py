@@ -357,11 +357,14 @@ class _File(Scope):
                     if holds in (None, chosen):
                         self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
-                called = getattr(each, "func", None)
+                called, handler = getattr(each, "func", None), self.handler_of(each)
                 for part, always in parts_in_order(each):
                     followed: Any = part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
                         followed = getattr(part, "value", None)  # no function that is passed on
+                    elif part is handler:
+                        self.doubt_handler(part)
+                        followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
 

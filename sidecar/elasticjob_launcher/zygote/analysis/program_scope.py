@@ -20,6 +20,8 @@ from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dot
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 """Methods that a call of their class runs."""
 _DEEPEST_CLASS = 5
+_HANDLERS = {"atexit.register": 0, "signal.signal": 1}
+"""Functions that register a handler, each with the place of its argument."""
 
 
 class Functions:
@@ -183,6 +185,20 @@ class Scope(Values):
         if owner is not None:
             module = getattr(owner, "attr", name or module)
         return not module or module in PurePath(file.path).with_suffix("").parts
+
+    def handler_of(self, node: Any) -> ast.AST | None:
+        """Return the function that a call registers for a signal or the end of the process."""
+        function = dotted(getattr(node, "func", None))
+        module, name = self._imported.get(function, ("", ""))
+        place = _HANDLERS.get(f"{module}.{name}" if name else function)
+        found = node.args[place] if place is not None and len(node.args) > place else None
+        return found if isinstance(found, (ast.Name, ast.Attribute, ast.Lambda)) else None
+
+    def doubt_handler(self, handler: ast.AST) -> None:
+        """Make conditions on what a handler changes unknown; imports usually precede its call."""
+        self.functions.doubt(handler)  # of a lambda
+        for _, function in self.functions.of.get(self.called_name(handler), ()):
+            self.functions.doubt(function)
 
     def bind_receiver(self, function: Any) -> None:
         """Record the class of a method's first argument, for the time of its call."""

@@ -383,6 +383,11 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "class F(E):\n    def g(self):\n        os.environ['B'] = '1'\nE().put()",
         [("C", "1"), ("B", "?")],
     ),
+    "in a handler of a signal or of the end": (
+        f"import atexit, signal\nfrom signal import signal as on\n{PASSED}atexit.register(f, 'B')\n"
+        "signal.signal(15, f)\non(15, lambda *of: os.environ.pop('A'))",
+        [],
+    ),
     "in a thread": (f"{PASSED}Thread(target=f).start()", [("", "?")]),
     "in a passed lambda": ("g = lambda: os.environ.pop('A')\ng()", [("A", "?")]),
     "in a property": (
@@ -498,6 +503,8 @@ UNSEEN = {
     "a function with another name": "def f():\n    {pops}\ng = f\ng()",
     "a method of a decorated class": "@made\nclass E:\n    @late\n    def f(self):\n        {pops}",
     "a lambda": "call(lambda: {pops})",
+    "a handler of a signal": "import signal\ndef f(*of):\n    {pops}\nsignal.signal(15, f)",
+    "a lambda for a signal": "import signal\nsignal.signal(15, lambda *of: {pops})",
     "another function with the environment": "change(os.environ)",
     "a method of the environment that is passed on": "list(map(os.environ.pop, ['B']))",
     "a condition on a value from before": "def f():\n    {pops}\ncall(f)\nN = 'B' in os.environ",
