@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
-    UNSEEN,
-    changes_variables,
     continues_after_error,
     is_changing_method,
     is_environ,
@@ -29,6 +27,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     opens_namespace,
     parts_in_order,
     passes_environ,
+    sets_unseen,
 )
 from elasticjob_launcher.zygote.analysis.program_scope import (
     CONSTRUCTORS,
@@ -44,6 +43,8 @@ _DEEPEST = 5
 _ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
 """Names in conditions that no other statement rebinds unseen."""
 _IMPORTERS = frozenset({"import_module", "__import__"})
+_SEEDS = frozenset({"PYTHONHASHSEED", "PL_GLOBAL_SEED"})
+"""Variables that functions for seeds set, and that no import reads."""
 _RUNNERS = {
     "runpy.run_path": False,
     "runpy.run_module": True,
@@ -403,7 +404,7 @@ class _File(Scope):
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
-        for name in sorted(name for name in names if not differs_by_worker(name)):
+        for name in sorted(n for n in {*names} - _SEEDS if not differs_by_worker(n)):
             self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:
@@ -428,7 +429,7 @@ class _File(Scope):
             self.forget_all()
         elif name in _IMPORTERS - self.functions.of.keys() and len(call.args) == 1:
             self._import_by_name(call, certain)
-        elif name in UNSEEN - self.functions.of.keys():
+        elif sets_unseen(call, name) and name not in self.functions.of:
             self._put(call, None, None, False)
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
@@ -440,7 +441,7 @@ class _File(Scope):
             found = self.functions.of[name]
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
             for file, body in found:
-                changes = changes_variables(body, self.functions.of)
+                changes = bool(self.functions.changes(body))
                 if changes and (file, body) not in known:
                     self._doubt_variables(self.functions.doubt(body), call)
                 elif changes or passed or any(map(is_environ, body.args.defaults)):

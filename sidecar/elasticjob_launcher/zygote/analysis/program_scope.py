@@ -8,12 +8,11 @@ from pathlib import PurePath
 from typing import Any
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
-    changes_variables,
+    changes_and_calls,
     is_environ,
     is_run_later,
     name_of,
     nodes,
-    variables_set,
 )
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
 
@@ -37,9 +36,12 @@ class Functions:
         self.classes: dict[str, tuple[Scope, list[str]]] = {}
         """Classes of all files, each with its file and the names of its bases."""
         self.doubtful: set[str] = set()
+        self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
+        self._changes: dict[ast.AST, frozenset[str]] = {}
 
     def add(self, name: str, file: Scope, function: ast.AST) -> None:
         self.of.setdefault(name, []).append((file, function))
+        self._changes = {}
 
     def add_class(self, node: ast.ClassDef, file: Scope) -> None:
         """Add a class whose methods have been added, and those that Python itself calls."""
@@ -59,13 +61,29 @@ class Functions:
         bases = self.classes[name][1] if name in self.classes and depth < _DEEPEST_CLASS else []
         return name == base or any(self.is_a(each, base, depth + 1) for each in bases)
 
-    def doubt(self, function: ast.AST) -> set[str]:
+    def doubt(self, function: ast.AST) -> frozenset[str]:
         """Assume from now on that this function may run at any time; return what it may change."""
-        found: set[str] = set()
-        if changes_variables(function, self.of):
-            found = set(variables_set(function)) or {""}
+        found = self.changes(function)
         self.doubtful.update(found)
         return found
+
+    def changes(self, function: ast.AST) -> frozenset[str]:
+        """Return the variables, "" for all, that a call may change, directly or indirectly."""
+        if function not in self._changes:
+            todo = [function]
+            seen: set[str] = set()
+            found: set[str] = set()
+            while todo:
+                node = todo.pop()
+                if node not in self._uses:
+                    self._uses[node] = changes_and_calls(node)
+                changes, calls = self._uses[node]
+                found |= changes
+                for name in calls & self.of.keys() - seen:
+                    seen.add(name)
+                    todo += [body for _, body in self.of[name]]
+            self._changes[function] = frozenset(found)
+        return self._changes[function]
 
     def are_doubtful(self, expression: ast.AST) -> bool:
         """Return True if an expression reads a variable that a function may change unseen."""

@@ -388,6 +388,26 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "signal.signal(15, f)\non(15, lambda *of: os.environ.pop('A'))",
         [],
     ),
+    "a seed in a function that is passed on": (
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n"
+        "F = {'default': f}\npartial(f, 1)\ndict(worker_init_fn=f)",
+        [],
+    ),
+    "a seed and others in a function that is passed on": (
+        "def g():\n    os.environ['B'] = '1'\n"
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n    g()\npartial(f, 1)",
+        [("B", "?")],
+    ),
+    "a seed and unknown ones in a function that is passed on": (
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n    os.environ[n] = '1'\n"
+        "partial(f, 1)",
+        [("", "?")],
+    ),
+    "a method setenv of another package": (
+        "import yaml\njob = yaml.Job()\njob.setenv('B', '1')\n"
+        "def f():\n    job.setenv('B', '1')\nmap(f, names)",
+        [],
+    ),
     "in a thread": (f"{PASSED}Thread(target=f).start()", [("", "?")]),
     "in a passed lambda": ("g = lambda: os.environ.pop('A')\ng()", [("A", "?")]),
     "in a property": (
@@ -412,7 +432,7 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "def f0():\n    os.environ['B'] = '1'\n"
         + "".join(f"def f{n}():\n    f{n - 1}()\n" for n in range(1, 9))
         + "f8()",
-        [("", "?")],
+        [("B", "?")],
     ),
     "by a parameter": ("def f(env):\n    env['B'] = '1'\nf(os.environ)", [("B", "1")]),
     "by a default": ("def f(env=os.environ):\n    env['B'] = '1'\nf()", [("B", "1")]),
@@ -432,6 +452,10 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     ),
     "in bytes": ("os.environb[b'B'] = b'1'", [("B", "?")]),
     "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("", "?")]),
+    "by C in a function that is passed on": (
+        "def f():\n    libc.setenv(b'B', b'1', 1)\nmap(f, names)",
+        [("", "?")],
+    ),
     "in an own function of that name": (
         "def setenv(name, value):\n    os.environ[name] = value\nsetenv('B', '1')",
         [("B", "1")],
