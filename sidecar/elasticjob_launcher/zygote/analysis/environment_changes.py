@@ -423,13 +423,15 @@ class _File(Scope):
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
-        if is_exec or (passed and name not in self.functions.of):
+        own = name in self.functions.of
+        followed = own and self._deep < _DEEPEST and not self.functions.are_many
+        if is_exec or (passed and not followed):
             self._doubt_variables({""}, call)
         if opens_namespace(call):
             self.forget_all()
-        elif name in _IMPORTERS - self.functions.of.keys() and len(call.args) == 1:
+        elif name in _IMPORTERS and not own and len(call.args) == 1:
             self._import_by_name(call, certain)
-        elif sets_unseen(call, name) and name not in self.functions.of:
+        elif sets_unseen(call, name) and not own:
             self._put(call, None, None, False)
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
@@ -437,7 +439,7 @@ class _File(Scope):
             self._of_environ(call, name, certain)
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
-        elif name in self.functions.of and self._deep < _DEEPEST:
+        elif followed:
             found = self.functions.of[name]
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
             for file, body in found:
@@ -447,7 +449,7 @@ class _File(Scope):
                 elif changes or passed or any(map(is_environ, body.args.defaults)):
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
-        elif name in self.functions.of:
+        elif own:
             self._doubt_functions(function)
 
     def _import_by_name(self, call: ast.Call, certain: bool) -> None:
@@ -485,6 +487,7 @@ class _File(Scope):
 
     def call(self, function: Any, call: ast.Call, caller: _File, certain: bool) -> None:
         """Follow a call of a function of this file."""
+        self.functions.followed += 1
         before, classes, ended = dict(self.names), dict(self.classes), self._ended
         values = self.arguments(function, call, caller)
         self.bind_receiver(function)

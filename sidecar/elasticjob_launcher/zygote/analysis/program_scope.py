@@ -19,6 +19,7 @@ from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dot
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 """Methods that a call of their class runs."""
 _DEEPEST_CLASS = 5
+_MOST_CALLS = 2000
 _HANDLERS = {"atexit.register": 0, "signal.signal": 1}
 """Functions that register a handler, each with the place of its argument."""
 
@@ -36,8 +37,14 @@ class Functions:
         self.classes: dict[str, tuple[Scope, list[str]]] = {}
         """Classes of all files, each with its file and the names of its bases."""
         self.doubtful: set[str] = set()
+        self.followed = 0
         self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
         self._changes: dict[ast.AST, frozenset[str]] = {}
+
+    @property
+    def are_many(self) -> bool:
+        """True if no more calls are followed; their functions may run from then on."""
+        return self.followed >= _MOST_CALLS
 
     def add(self, name: str, file: Scope, function: ast.AST) -> None:
         self.of.setdefault(name, []).append((file, function))

@@ -485,6 +485,14 @@ def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> Non
     assert found.steps[-1] == WantedImport("torch")
 
 
+def test_calls_are_followed_up_to_a_number(tmp_path: Path) -> None:
+    """Later calls count as doubtful; each level multiplies the calls that would be followed."""
+    text = "def f0():\n    os.environ['B'] = '1'\n"
+    text += "".join(f"def f{n}():\n" + f"    f{n - 1}()\n" * 10 for n in range(1, 5))
+    changes = [step for step in analysed(tmp_path, f"{text}f4()").steps if step[0] == "B"]
+    assert [changes[0].doubtful, changes[-1].doubtful] == [False, True]
+
+
 UNCHANGED = {
     "a default of one that is there": "os.environ.setdefault('A', '1')",
     "a condition that does not hold": "if 'A' not in os.environ:\n    os.environ['A'] = '1'",
