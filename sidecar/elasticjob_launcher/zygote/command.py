@@ -92,7 +92,9 @@ def require_forkable(program: Program, env: Mapping[str, str]) -> None:
     """
     reports = [word for word in program.options if word.startswith(_REPORTS_IMPORTS)]
     if not {"-E", "-I"}.intersection(program.options):
-        reports += [name for name, off in _REPORTING_VARIABLES.items() if env.get(name, "") not in off]
+        reports += [
+            name for name, off in _REPORTING_VARIABLES.items() if env.get(name, "") not in off
+        ]
     if reports:
         raise ColdStart(f"{reports[0]} reports the imports of each worker")
     found = shutil.which(program.interpreter, path=env.get("PATH", os.defpath))

@@ -33,6 +33,7 @@ from elasticjob_launcher.zygote.analysis.program_scope import (
     CONSTRUCTORS,
     Functions,
     Scope,
+    are_names,
     paired,
     parameter_names,
 )
@@ -219,8 +220,8 @@ class _File(Scope):
 
     def _alternative(self, each: Any) -> None:
         """Follow a handler of an exception or a case of a `match`, which may not run."""
-        for field in ("type", "guard"):
-            self._expression(getattr(each, field, None), False)
+        for part in (getattr(each, "type", None), getattr(each, "guard", None)):
+            self._expression(None if are_names(part) else part, False)
         pattern = getattr(each, "pattern", None)
         for inner in [each] if pattern is None else nodes(pattern):
             for field in ("name", "rest"):
@@ -335,11 +336,10 @@ class _File(Scope):
         self, node: Any, items: Sequence[Any], words: Sequence[ast.keyword], certain: bool
     ) -> None:
         for item in items:
-            keys = getattr(item, "keys", None)
             if isinstance(item, ast.Dict) and None not in item.keys:
                 for key, value in zip(item.keys, item.values):
                     self._put(node, key, value, certain)
-            elif not isinstance(item, ast.Dict) or keys is not None:
+            else:
                 self._put(node, None, None, False)
         for word in words:
             key = ast.Constant(word.arg) if word.arg else None
@@ -360,7 +360,7 @@ class _File(Scope):
             elif isinstance(each, ast.AST):
                 called, handler = getattr(each, "func", None), self.handler_of(each)
                 for part, always in parts_in_order(each):
-                    followed: Any = part
+                    followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
                         followed = getattr(part, "value", None)  # no function that is passed on
                     elif part is handler:

@@ -211,6 +211,17 @@ class Scope(Values):
             module = getattr(owner, "attr", name or module)
         return not module or module in PurePath(file.path).with_suffix("").parts
 
+    def is_only_named(self, part: ast.AST, of: Any) -> bool:
+        """Return True for a class or function that an expression neither calls nor passes on."""
+        if isinstance(of, ast.Attribute):
+            return isinstance(part, ast.Name) and of.attr not in self.functions.of
+        if isinstance(of, ast.Call):
+            tests = name_of(of.func) in ("isinstance", "issubclass")
+            return tests and part in of.args and are_names(part)
+        if isinstance(of, ast.Subscript) and part is of.slice:
+            return self._imported.get(dotted(of.value).partition(".")[0], ("",))[0] == "typing"
+        return False
+
     def handler_of(self, node: Any) -> ast.AST | None:
         """Return the function that a call registers for a signal or the end of the process."""
         function = dotted(getattr(node, "func", None))
@@ -257,6 +268,11 @@ def parameter_names(function: Any) -> list[str]:
     found = function.args
     positional = [*getattr(found, "posonlyargs", ()), *found.args, *found.kwonlyargs]
     return [each.arg for each in [*positional, found.vararg, found.kwarg] if each]
+
+
+def are_names(node: Any) -> bool:
+    """Return True for a name, also a dotted one, and for several in a tuple."""
+    return all(map(dotted, getattr(node, "elts", [node])))
 
 
 def paired(target: Any, value: Any) -> list[tuple[Any, Any]]:

@@ -39,7 +39,7 @@ def test_traceback_of_the_last_error_begins_at_the_program(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "last_traceback", None, raising=False)
     program = compile("1 / 0", "train.py", "exec")
     try:
-        exec(compile("exec(program)", "<string>", "exec"))
+        exec(compile("exec(program)", "<string>", "exec"), {"program": program})
     except ZeroDivisionError as found:
         error = found
     end_with_error(error, lambda: None)

@@ -423,6 +423,17 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "    def __init__(self):\n        os.environ['C'] = '1'\nclass F(E):\n    pass",
         [("B", "?")],
     ),
+    "in a class that is only named": (
+        "import typing as t\nfrom typing import Optional\nclass E(Exception):\n    n = 1\n"
+        "    def __init__(self):\n        os.environ['B'] = '1'\nF = Optional[E]\nt.List[E]\n"
+        "print(isinstance(F, E), issubclass(int, (E, str)), E.n)\n"
+        "try:\n    import yaml\nexcept E:\n    pass\nexcept (E, OSError):\n    pass",
+        [],
+    ),
+    "in a class of a function in a table": (
+        "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\nF = table[E]",
+        [("B", "?")],
+    ),
     "in a metaclass": (
         "class M(type):\n    def __new__(cls, *of):\n        os.environ['B'] = '1'\n"
         "class E(metaclass=M):\n    pass",
