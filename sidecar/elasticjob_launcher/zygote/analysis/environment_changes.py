@@ -30,7 +30,6 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     sets_unseen,
 )
 from elasticjob_launcher.zygote.analysis.program_scope import (
-    CONSTRUCTORS,
     Functions,
     Scope,
     are_names,
@@ -174,11 +173,11 @@ class _File(Scope):
 
     def _class(self, node: ast.ClassDef, certain: bool) -> None:
         words = [word.value for word in node.keywords]
-        names = [base for base in node.bases if isinstance(base, ast.Name)]
+        names = [base for base in node.bases if are_names(base)]
         others = [base for base in node.bases if base not in names]
         self._expression([*node.decorator_list, *others, *words], certain)
         for base in names:
-            self._doubt_functions(base, implicit=True)
+            self._doubt_functions(base, is_base=True)
         before, classes = dict(self.names), dict(self.classes)
         self.run(node.body, certain)
         if any(isinstance(self.names[name], Environ) for name in self.names.keys() - before):
@@ -392,14 +391,15 @@ class _File(Scope):
                 self.functions.doubtful.add("")
                 self._doubt_variables({""}, node)
 
-    def _doubt_functions(self, node: ast.expr, implicit: bool = False) -> None:
+    def _doubt_functions(self, node: ast.expr, is_base: bool = False) -> None:
         """Report what the functions of that name may change, now that they are passed on.
 
-        Of a class, these are its constructors unless `implicit`, and the methods that Python calls.
+        Of a class, these are its constructors and the methods that Python calls; of the base of
+        another, that which its definition calls.
         """
         for file, function in self.functions.of.get(self.called_name(node), ()):
             passed = self.is_from(node, file) and self.may_be(node, function)
-            if passed and not (implicit and function.name in CONSTRUCTORS):
+            if passed and (not is_base or function.name == "__init_subclass__"):
                 self._doubt_variables(self.functions.doubt(function), node)
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:

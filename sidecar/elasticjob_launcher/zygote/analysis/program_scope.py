@@ -51,17 +51,26 @@ class Functions:
         self._changes = {}
 
     def add_class(self, node: ast.ClassDef, file: Scope) -> None:
-        """Add a class whose methods have been added, and those that Python itself calls."""
+        """Add a class whose methods have been added, and those that Python itself calls,
+        its bases' among them."""
         self.classes[node.name] = (file, [name_of(base) for base in node.bases])
-        for each in node.body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self.methods[each] = node.name
-                if each.name.startswith("__"):
-                    self.add(node.name, file, each)
+        own = [e for e in node.body if isinstance(e, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        named = {each.name for each in own}
+        self.methods.update(dict.fromkeys(own, node.name))
+        found = {each: file for each in own if each.name.startswith("__")}
+        for base in map(name_of, node.bases):
+            for of, each in self.of.get(base, ()):
+                if each in self.methods and each.name.startswith("__") and each.name not in named:
+                    found[each] = of
+        for _, each in self.of.get(node.name, ()):
+            found.pop(each, None)  # of a base of the same name
+        for each, of in found.items():
+            self.add(node.name, of, each)
 
     def is_implicit(self, function: Any, name: str) -> bool:
         """Return True for a method of a class of that name that a call of the class may not run."""
-        return self.methods.get(function) == name and function.name not in CONSTRUCTORS
+        of = self.methods.get(function)
+        return of is not None and self.is_a(name, of) and function.name not in CONSTRUCTORS
 
     def is_a(self, name: str, base: str, depth: int = 0) -> bool:
         """Return True if a class is that class or inherits from it."""

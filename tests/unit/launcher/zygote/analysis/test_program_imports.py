@@ -434,6 +434,20 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\nF = table[E]",
         [("B", "?")],
     ),
+    "in a method that Python calls of the base of a class": (
+        "class E:\n    def __enter__(self):\n        os.environ['B'] = '1'\nclass F(E):\n    pass",
+        [],
+    ),
+    "in a method that Python calls of a base": (
+        "class E:\n    def __enter__(self):\n        os.environ['B'] = '1'\n"
+        "class F(E):\n    pass\nclass G(F):\n    pass\nG()",
+        [("B", "?")],
+    ),
+    "in the constructor of a base": (
+        "class E:\n    def __init__(self, name):\n        os.environ[name] = '1'\n"
+        "class F(E):\n    pass\nF('B')\nclass G(F):\n    def __init__(self):\n        pass\nG()",
+        [("B", "1")],
+    ),
     "in a metaclass": (
         "class M(type):\n    def __new__(cls, *of):\n        os.environ['B'] = '1'\n"
         "class E(metaclass=M):\n    pass",
@@ -494,6 +508,13 @@ def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> Non
     changes = [step for step in found.steps if not isinstance(step, WantedImport)]
     assert [(each.name, each.value if each.known else "?") for each in changes] == expected
     assert found.steps[-1] == WantedImport("torch")
+
+
+def test_classes_of_the_same_names_inherit_a_method_once(tmp_path: Path) -> None:
+    """Modules extend classes of others, each time by the same names."""
+    put = "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\n"
+    again = "class F(E):\n    pass\nclass E(F):\n    pass\n" * 30
+    assert analysed(tmp_path, f"{put}{again}F()").sets == {"B"}
 
 
 def test_calls_are_followed_up_to_a_number(tmp_path: Path) -> None:
