@@ -165,7 +165,7 @@ def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher
     if found is None:
         return None
     interpreter = "python" if _TRAMPOLINE.match(head) else _interpreter(found[1], found[2])
-    if (is_shell(interpreter) or interpreter in _OTHER_SHELLS) and not VERSION_SHIM.search(head):
+    if (is_shell(interpreter) or interpreter in _OTHER_SHELLS) and not VERSION_SHIM.match(head):
         raise ProgramError(
             f"{path} is a shell script, which may start the workers itself and would run once for "
             f"each worker: {_FIX}"

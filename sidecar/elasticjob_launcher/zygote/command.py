@@ -22,11 +22,26 @@ _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
 _FIRST_LINES_BYTES = 4096
 _REPORTS_IMPORTS = ("-v", "-Ximporttime")
-_REPORTING_VARIABLES = ("PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME")
+_REPORTING_VARIABLES = {"PYTHONVERBOSE": ("", "0"), "PYTHONPROFILEIMPORTTIME": ("",)}
+"""Variables, each with the values with which Python reports no import."""
 VERSION_SHIM = re.compile(
-    rb'^exec "?[^"\n]*(pyenv|asdf)"? exec "(\$program|python[\d.]*)" "\$@"\s*\Z', re.MULTILINE
+    rb"""
+    \#![ \t]*(/usr/bin/env[ ]|/[\w./-]*/)(ba|da|z|k)?sh[ \t]*\n
+    ([ \t]*(
+        \#[^\n]* | set[ ]-e | \[[ ]-n[ ]"\$PYENV_DEBUG"[ ]\][ ]&&[ ]set[ ]-x
+        | program="\$\{0\#\#\*/\}" | export[ ]PYENV_ROOT="[^"`$\n]*"
+        # Earlier shims of pyenv name the script's file.
+        | if[ ]\[\[[ ]"\$program"[ ]=[ ]"python"\*[ ]\]\];[ ]then | for[ ]arg;[ ]do
+        | case[ ]"\$arg"[ ]in | -c\*[ ]\|[ ]--[ ]\)[ ]break[ ];; | \*/\*[ ]\)
+        | if[ ]\[[ ]-f[ ]"\$arg"[ ]\];[ ]then | export[ ]PYENV_FILE_ARG="\$arg"
+        | export[ ]PYENV_DIR="\$\{arg%/\*\}" | break | ;; | esac | done | fi
+    )?[ \t]*\n)*
+    exec[ ]("([^"`$\n]*/)?(pyenv|asdf)"|([\w./~-]*/)?(pyenv|asdf))[ ]
+    exec[ ]"(\$program|python[\d.]*)"[ ]"\$@"[ \t]*(\#[^\n]*)?\s*\Z
+    """,
+    re.VERBOSE,
 )
-"""Last command of a script of pyenv or asdf, which starts the program of the same name."""
+"""Script of pyenv or asdf, which starts the program of the same name."""
 
 
 class ColdStart(Exception):
@@ -77,12 +92,14 @@ def require_forkable(program: Program, env: Mapping[str, str]) -> None:
     """
     reports = [word for word in program.options if word.startswith(_REPORTS_IMPORTS)]
     if not {"-E", "-I"}.intersection(program.options):
-        reports += [name for name in _REPORTING_VARIABLES if env.get(name)]
+        reports += [
+            name for name, off in _REPORTING_VARIABLES.items() if env.get(name, "") not in off
+        ]
     if reports:
         raise ColdStart(f"{reports[0]} reports the imports of each worker")
     found = shutil.which(program.interpreter, path=env.get("PATH", os.defpath))
     head = _first_lines(found) if found is not None else b""
-    if head.startswith(b"#!") and not VERSION_SHIM.search(head):
+    if head.startswith(b"#!") and not VERSION_SHIM.match(head):
         raise ColdStart(
             f"{found} is a script that runs for each worker: give the Python command itself"
         )

@@ -62,8 +62,7 @@ def set_argv_and_path(target: Target) -> None:
 
 
 def unreadable_source(target: Target) -> str:
-    """Return the reason if the script is no source text, which Python runs or reports otherwise
-    than `program_runner`; empty if it is one."""
+    """Return the reason to start a script cold, such as compiled code; empty for source text."""
     if target.module or target.is_folder:
         return ""
     try:
@@ -74,7 +73,7 @@ def unreadable_source(target: Target) -> str:
         importlib.util.decode_source(source)
     except OSError:
         return ""  # the start reports it
-    except (SyntaxError, UnicodeError) as error:
+    except (SyntaxError, UnicodeError, LookupError) as error:
         return f"{target.name} cannot be decoded: {error}"
     return f"{target.name} contains null bytes" if b"\0" in source else ""
 

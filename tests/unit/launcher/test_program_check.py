@@ -118,7 +118,8 @@ def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
         'export PYENV_ROOT="/opt/pyenv"\nexec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
     )
     assert not reason_of(program(tmp_path, shim))
-    for other in (shim + "torchrun t.py\n", shim.replace('"$program"', "torchrun")):
+    prepared = shim.replace("set -e", "set -e\npython prepare.py")
+    for other in (shim + "torchrun t.py\n", shim.replace('"$program"', "torchrun"), prepared):
         with pytest.raises(ProgramError, match="is a shell script"):
             reason_of(program(tmp_path, other))
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
-    UNSEEN,
-    changes_variables,
     continues_after_error,
     is_changing_method,
     is_environ,
@@ -29,11 +27,12 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     opens_namespace,
     parts_in_order,
     passes_environ,
+    sets_unseen,
 )
 from elasticjob_launcher.zygote.analysis.program_scope import (
-    CONSTRUCTORS,
     Functions,
     Scope,
+    are_names,
     paired,
     parameter_names,
 )
@@ -44,6 +43,8 @@ _DEEPEST = 5
 _ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
 """Names in conditions that no other statement rebinds unseen."""
 _IMPORTERS = frozenset({"import_module", "__import__"})
+_SEEDS = frozenset({"PYTHONHASHSEED", "PL_GLOBAL_SEED"})
+"""Variables that functions for seeds set, and that no import reads."""
 _RUNNERS = {
     "runpy.run_path": False,
     "runpy.run_module": True,
@@ -172,11 +173,11 @@ class _File(Scope):
 
     def _class(self, node: ast.ClassDef, certain: bool) -> None:
         words = [word.value for word in node.keywords]
-        names = [base for base in node.bases if isinstance(base, ast.Name)]
+        names = [base for base in node.bases if are_names(base)]
         others = [base for base in node.bases if base not in names]
         self._expression([*node.decorator_list, *others, *words], certain)
         for base in names:
-            self._doubt_functions(base, implicit=True)
+            self._doubt_functions(base, is_base=True)
         before, classes = dict(self.names), dict(self.classes)
         self.run(node.body, certain)
         if any(isinstance(self.names[name], Environ) for name in self.names.keys() - before):
@@ -218,8 +219,8 @@ class _File(Scope):
 
     def _alternative(self, each: Any) -> None:
         """Follow a handler of an exception or a case of a `match`, which may not run."""
-        for field in ("type", "guard"):
-            self._expression(getattr(each, field, None), False)
+        for part in (getattr(each, "type", None), getattr(each, "guard", None)):
+            self._expression(None if are_names(part) else part, False)
         pattern = getattr(each, "pattern", None)
         for inner in [each] if pattern is None else nodes(pattern):
             for field in ("name", "rest"):
@@ -334,11 +335,10 @@ class _File(Scope):
         self, node: Any, items: Sequence[Any], words: Sequence[ast.keyword], certain: bool
     ) -> None:
         for item in items:
-            keys = getattr(item, "keys", None)
             if isinstance(item, ast.Dict) and None not in item.keys:
                 for key, value in zip(item.keys, item.values):
                     self._put(node, key, value, certain)
-            elif not isinstance(item, ast.Dict) or keys is not None:
+            else:
                 self._put(node, None, None, False)
         for word in words:
             key = ast.Constant(word.arg) if word.arg else None
@@ -357,11 +357,14 @@ class _File(Scope):
                     if holds in (None, chosen):
                         self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
-                called = getattr(each, "func", None)
+                called, handler = getattr(each, "func", None), self.handler_of(each)
                 for part, always in parts_in_order(each):
-                    followed: Any = part
+                    followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
                         followed = getattr(part, "value", None)  # no function that is passed on
+                    elif part is handler:
+                        self.doubt_handler(part)
+                        followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
 
@@ -388,18 +391,20 @@ class _File(Scope):
                 self.functions.doubtful.add("")
                 self._doubt_variables({""}, node)
 
-    def _doubt_functions(self, node: ast.expr, implicit: bool = False) -> None:
+    def _doubt_functions(self, node: ast.expr, is_base: bool = False) -> None:
         """Report what the functions of that name may change, now that they are passed on.
 
-        Of a class, these are its constructors unless `implicit`, and the methods that Python calls.
+        Of a class, these are its constructors and the methods that Python calls; of the base of
+        another, that which its definition calls.
         """
         for file, function in self.functions.of.get(self.called_name(node), ()):
-            if self.is_from(node, file) and not (implicit and function.name in CONSTRUCTORS):
+            passed = self.is_from(node, file) and self.may_be(node, function)
+            if passed and (not is_base or function.name == "__init_subclass__"):
                 self._doubt_variables(self.functions.doubt(function), node)
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
-        for name in sorted(name for name in names if not differs_by_worker(name)):
+        for name in sorted(n for n in {*names} - _SEEDS if not differs_by_worker(n)):
             self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:
@@ -418,13 +423,15 @@ class _File(Scope):
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
-        if is_exec or (passed and name not in self.functions.of):
+        own = name in self.functions.of
+        followed = own and self._deep < _DEEPEST and not self.functions.are_many
+        if is_exec or (passed and not followed):
             self._doubt_variables({""}, call)
         if opens_namespace(call):
             self.forget_all()
-        elif name in _IMPORTERS - self.functions.of.keys() and len(call.args) == 1:
+        elif name in _IMPORTERS and not own and len(call.args) == 1:
             self._import_by_name(call, certain)
-        elif name in UNSEEN - self.functions.of.keys():
+        elif sets_unseen(call, name) and not own:
             self._put(call, None, None, False)
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
@@ -432,17 +439,17 @@ class _File(Scope):
             self._of_environ(call, name, certain)
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
-        elif name in self.functions.of and self._deep < _DEEPEST:
+        elif followed:
             found = self.functions.of[name]
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
             for file, body in found:
-                changes = changes_variables(body, self.functions.of)
+                changes = bool(self.functions.changes(body))
                 if changes and (file, body) not in known:
                     self._doubt_variables(self.functions.doubt(body), call)
                 elif changes or passed or any(map(is_environ, body.args.defaults)):
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
-        elif name in self.functions.of:
+        elif own:
             self._doubt_functions(function)
 
     def _import_by_name(self, call: ast.Call, certain: bool) -> None:
@@ -480,6 +487,7 @@ class _File(Scope):
 
     def call(self, function: Any, call: ast.Call, caller: _File, certain: bool) -> None:
         """Follow a call of a function of this file."""
+        self.functions.followed += 1
         before, classes, ended = dict(self.names), dict(self.classes), self._ended
         values = self.arguments(function, call, caller)
         self.bind_receiver(function)

@@ -6,11 +6,9 @@ They look at one part alone; `environment_changes` follows a program in executio
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-UNSEEN = frozenset({"load_dotenv", "setenv"})
-"""Functions of packages and of C that set variables to values from elsewhere, as from a file."""
 CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 DIRECT = frozenset({"putenv", "unsetenv"})
 _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
@@ -20,6 +18,10 @@ _READERS = frozenset(
         "copy", "deepcopy", "pformat", "debug", "info", "warning", "error", "log", "dump", "type",
         "isinstance", "tuple", "any", "all", "filter", "map", "run",
         "Popen", "call", "check_call", "check_output",
+        "bool", "critical", "enumerate", "exception", "format", "format_map", "frozenset",
+        "getattr", "hasattr", "join", "max", "min", "next", "pp", "safe_substitute", "substitute",
+        "sum", "write", "zip", "ChainMap", "MappingProxyType", "OrderedDict", "create",
+        "create_subprocess_exec", "create_subprocess_shell", "execve", "execvpe",
     }
 )  # fmt: skip
 """Functions that change no variable of the `os.environ` that they are given."""
@@ -124,6 +126,13 @@ def passes_environ(call: ast.Call) -> bool:
     return name_of(call.func) not in _READERS and any(map(is_environ, given))
 
 
+def sets_unseen(call: ast.Call, name: str = "") -> bool:
+    """Return True for a function that sets variables to values from elsewhere, as from a file, or
+    that of C, which has three arguments; methods of the same name have others."""
+    name = name or name_of(call.func)
+    return name == "load_dotenv" or (name == "setenv" and len(call.args) == 3)
+
+
 def is_changing_method(node: ast.AST) -> bool:
     """Return True for a method of `os.environ` that changes it."""
     return name_of(node) in CHANGING and is_environ(getattr(node, "value", None))
@@ -153,28 +162,29 @@ def may_fail(statement: ast.AST, names: Collection[str]) -> bool:
     return False
 
 
-def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:
-    """Return True if a call of this function may change a variable, directly or indirectly."""
-    todo, seen = [node], set()
-    while todo:
-        for each in nodes(todo.pop()):
-            if isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load):
-                if is_environ(each.value):
-                    return True
-            elif isinstance(each, ast.AugAssign) and is_environ(each.target):
-                return True
-            elif isinstance(each, (ast.Assign, ast.Return)) and is_environ(each.value):
-                targets = getattr(each, "targets", [None])
-                if not all(isinstance(target, ast.Name) for target in targets):
-                    return True  # which others may change
-            elif isinstance(each, ast.Call):
-                name = name_of(each.func)
-                if name in UNSEEN | DIRECT or is_changing_method(each.func):
-                    return True
-                if name in functions and name not in seen:
-                    seen.add(name)
-                    todo += [body for _, body in functions[name]]
-    return False
+def changes_and_calls(tree: ast.AST) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the variables that this code itself may change, "" for all, and the names it calls."""
+    changes, calls = set(), set()
+    for node in nodes(tree):
+        if _is_change(node):
+            changes.update(list(_names_changed(node)) or [""])
+        if isinstance(node, ast.Call):
+            calls.add(name_of(node.func))
+    return frozenset(changes), frozenset(calls)
+
+
+def _is_change(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        return is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.AugAssign):
+        return is_environ(node.target)
+    if isinstance(node, (ast.Assign, ast.Return)):
+        targets = getattr(node, "targets", [None])
+        # Others may change an `os.environ` that they find in an attribute or result.
+        return is_environ(node.value) and not all(isinstance(each, ast.Name) for each in targets)
+    return isinstance(node, ast.Call) and (
+        sets_unseen(node) or name_of(node.func) in DIRECT or is_changing_method(node.func)
+    )
 
 
 def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[str]:
@@ -183,22 +193,25 @@ def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[
     Changes by the nodes `without` do not count.
     """
     for node in nodes(tree):
-        if node in without:
-            continue
-        if isinstance(node, ast.Subscript):
-            if is_environ(node.value) and not isinstance(node.ctx, ast.Load):
-                yield from _texts([key_of(node)])
-        elif isinstance(node, ast.AugAssign) and is_environ(node.target):
-            yield from _texts(getattr(node.value, "keys", ()))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner, name = node.func.value, node.func.attr
-            if name in DIRECT or (name in CHANGING and is_environ(owner)):
-                yield from _texts(node.args[:1])
-            if name == "update" and is_environ(owner):
-                yield from (word.arg for word in node.keywords if word.arg)
-                for arg in node.args:
-                    if isinstance(arg, ast.Dict):
-                        yield from _texts(arg.keys)
+        if node not in without:
+            yield from _names_changed(node)
+
+
+def _names_changed(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Subscript):
+        if is_environ(node.value) and not isinstance(node.ctx, ast.Load):
+            yield from _texts([key_of(node)])
+    elif isinstance(node, ast.AugAssign) and is_environ(node.target):
+        yield from _texts(getattr(node.value, "keys", ()))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        owner, name = node.func.value, node.func.attr
+        if name in DIRECT or (name in CHANGING and is_environ(owner)):
+            yield from _texts(node.args[:1])
+        if name == "update" and is_environ(owner):
+            yield from (word.arg for word in node.keywords if word.arg)
+            for arg in node.args:
+                if isinstance(arg, ast.Dict):
+                    yield from _texts(arg.keys)
 
 
 def _texts(found: Sequence[Any]) -> Iterator[str]:

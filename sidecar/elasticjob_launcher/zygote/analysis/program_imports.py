@@ -162,15 +162,19 @@ class _Program:
         """Return the steps without imports that may not run before a later change.
 
         Preloaded there, a module would read the environment before the change. In the program it
-        may read the one after it. A doubtful change counts only before a certain import.
+        may read the one after it. A doubtful change counts only before a module's first certain
+        import.
         """
         changes = [
             i
             for i, step in enumerate(self._steps)
             if isinstance(step, EnvironmentChange) and not step.doubtful
         ]
+        certain = list(filter(self._is_certain_import, range(len(self._steps))))
+        first = {self._steps[i]: i for i in reversed(certain)}
         left_out = {i for i in self._possible if changes and i < changes[-1]}
-        last = max(filter(self._is_certain_import, range(len(self._steps))), default=-1)
+        left_out |= {i for i in self._possible if i < first.get(self._steps[i], -1)}
+        last = max(first.values(), default=-1)
         return [
             step
             for i, step in enumerate(self._steps)

@@ -8,18 +8,20 @@ from pathlib import PurePath
 from typing import Any
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
-    changes_variables,
+    changes_and_calls,
     is_environ,
     is_run_later,
     name_of,
     nodes,
-    variables_set,
 )
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
 
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 """Methods that a call of their class runs."""
 _DEEPEST_CLASS = 5
+_MOST_CALLS = 2000
+_HANDLERS = {"atexit.register": 0, "signal.signal": 1}
+"""Functions that register a handler, each with the place of its argument."""
 
 
 class Functions:
@@ -35,35 +37,69 @@ class Functions:
         self.classes: dict[str, tuple[Scope, list[str]]] = {}
         """Classes of all files, each with its file and the names of its bases."""
         self.doubtful: set[str] = set()
+        self.followed = 0
+        self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
+        self._changes: dict[ast.AST, frozenset[str]] = {}
+
+    @property
+    def are_many(self) -> bool:
+        """True if no more calls are followed; their functions may run from then on."""
+        return self.followed >= _MOST_CALLS
 
     def add(self, name: str, file: Scope, function: ast.AST) -> None:
         self.of.setdefault(name, []).append((file, function))
+        self._changes = {}
 
     def add_class(self, node: ast.ClassDef, file: Scope) -> None:
-        """Add a class whose methods have been added, and those that Python itself calls."""
+        """Add a class whose methods have been added, and those that Python itself calls,
+        its bases' among them."""
         self.classes[node.name] = (file, [name_of(base) for base in node.bases])
-        for each in node.body:
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self.methods[each] = node.name
-                if each.name.startswith("__"):
-                    self.add(node.name, file, each)
+        own = [e for e in node.body if isinstance(e, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        named = {each.name for each in own}
+        self.methods.update(dict.fromkeys(own, node.name))
+        found = {each: file for each in own if each.name.startswith("__")}
+        for base in map(name_of, node.bases):
+            for of, each in self.of.get(base, ()):
+                if each in self.methods and each.name.startswith("__") and each.name not in named:
+                    found[each] = of
+        for _, each in self.of.get(node.name, ()):
+            found.pop(each, None)  # of a base of the same name
+        for each, of in found.items():
+            self.add(node.name, of, each)
 
     def is_implicit(self, function: Any, name: str) -> bool:
         """Return True for a method of a class of that name that a call of the class may not run."""
-        return self.methods.get(function) == name and function.name not in CONSTRUCTORS
+        of = self.methods.get(function)
+        return of is not None and self.is_a(name, of) and function.name not in CONSTRUCTORS
 
     def is_a(self, name: str, base: str, depth: int = 0) -> bool:
         """Return True if a class is that class or inherits from it."""
         bases = self.classes[name][1] if name in self.classes and depth < _DEEPEST_CLASS else []
         return name == base or any(self.is_a(each, base, depth + 1) for each in bases)
 
-    def doubt(self, function: ast.AST) -> set[str]:
+    def doubt(self, function: ast.AST) -> frozenset[str]:
         """Assume from now on that this function may run at any time; return what it may change."""
-        found: set[str] = set()
-        if changes_variables(function, self.of):
-            found = set(variables_set(function)) or {""}
+        found = self.changes(function)
         self.doubtful.update(found)
         return found
+
+    def changes(self, function: ast.AST) -> frozenset[str]:
+        """Return the variables, "" for all, that a call may change, directly or indirectly."""
+        if function not in self._changes:
+            todo = [function]
+            seen: set[str] = set()
+            found: set[str] = set()
+            while todo:
+                node = todo.pop()
+                if node not in self._uses:
+                    self._uses[node] = changes_and_calls(node)
+                changes, calls = self._uses[node]
+                found |= changes
+                for name in calls & self.of.keys() - seen:
+                    seen.add(name)
+                    todo += [body for _, body in self.of[name]]
+            self._changes[function] = frozenset(found)
+        return self._changes[function]
 
     def are_doubtful(self, expression: ast.AST) -> bool:
         """Return True if an expression reads a variable that a function may change unseen."""
@@ -104,6 +140,8 @@ class Scope(Values):
         name = self.called_name(node.func)
         if name == "super":
             return self.classes.get("super()", "")
+        if name == "parse_args" and not self.class_of(getattr(node.func, "value", None)):
+            return "" if name in self.functions.of else "Namespace"
         known = self.functions.classes.get(name)
         return name if known is not None and self.is_from(node.func, known[0]) else ""
 
@@ -158,6 +196,17 @@ class Scope(Values):
             return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
         return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
 
+    def may_be(self, passed: ast.expr, function: ast.AST) -> bool:
+        """Return False for an attribute of an object that has no such method."""
+        owner = getattr(passed, "value", None)
+        if owner is None or self._is_imported(passed):
+            return True
+        method_of, made = self.functions.methods.get(function), self.class_of(owner)
+        is_a = self.functions.is_a
+        return method_of is not None and (
+            not made or is_a(made, method_of) or is_a(method_of, made)
+        )
+
     def _is_imported(self, called: Any) -> bool:
         return dotted(called).partition(".")[0] in self._imported
 
@@ -170,6 +219,31 @@ class Scope(Values):
         if owner is not None:
             module = getattr(owner, "attr", name or module)
         return not module or module in PurePath(file.path).with_suffix("").parts
+
+    def is_only_named(self, part: ast.AST, of: Any) -> bool:
+        """Return True for a class or function that an expression neither calls nor passes on."""
+        if isinstance(of, ast.Attribute):
+            return isinstance(part, ast.Name) and of.attr not in self.functions.of
+        if isinstance(of, ast.Call):
+            tests = name_of(of.func) in ("isinstance", "issubclass")
+            return tests and part in of.args and are_names(part)
+        if isinstance(of, ast.Subscript) and part is of.slice:
+            return self._imported.get(dotted(of.value).partition(".")[0], ("",))[0] == "typing"
+        return False
+
+    def handler_of(self, node: Any) -> ast.AST | None:
+        """Return the function that a call registers for a signal or the end of the process."""
+        function = dotted(getattr(node, "func", None))
+        module, name = self._imported.get(function, ("", ""))
+        place = _HANDLERS.get(f"{module}.{name}" if name else function)
+        found = node.args[place] if place is not None and len(node.args) > place else None
+        return found if isinstance(found, (ast.Name, ast.Attribute, ast.Lambda)) else None
+
+    def doubt_handler(self, handler: ast.AST) -> None:
+        """Make conditions on what a handler changes unknown; imports usually precede its call."""
+        self.functions.doubt(handler)  # of a lambda
+        for _, function in self.functions.of.get(self.called_name(handler), ()):
+            self.functions.doubt(function)
 
     def bind_receiver(self, function: Any) -> None:
         """Record the class of a method's first argument, for the time of its call."""
@@ -203,6 +277,11 @@ def parameter_names(function: Any) -> list[str]:
     found = function.args
     positional = [*getattr(found, "posonlyargs", ()), *found.args, *found.kwonlyargs]
     return [each.arg for each in [*positional, found.vararg, found.kwarg] if each]
+
+
+def are_names(node: Any) -> bool:
+    """Return True for a name, also a dotted one, and for several in a tuple."""
+    return all(map(dotted, getattr(node, "elts", [node])))
 
 
 def paired(target: Any, value: Any) -> list[tuple[Any, Any]]:

@@ -112,6 +112,8 @@ def test_script_that_cannot_be_executed_starts_cold(tmp_path: Path, ending: str)
         ("python t.py", {"PYTHONVERBOSE": "1"}, "PYTHONVERBOSE reports the imports"),
         ("python -I t.py", {"PYTHONVERBOSE": "1"}, ""),
         ("python t.py", {"PYTHONVERBOSE": ""}, ""),
+        ("python t.py", {"PYTHONVERBOSE": "0"}, ""),
+        ("python t.py", {"PYTHONPROFILEIMPORTTIME": "0"}, "PYTHONPROFILEIMPORTTIME reports"),
     ],
 )
 def test_program_whose_imports_are_reported_starts_cold(
@@ -125,20 +127,40 @@ def test_program_whose_imports_are_reported_starts_cold(
         require_forkable(program, {"PATH": PATH, **env})
 
 
+PYENV = (
+    '#!/usr/bin/env bash\nset -e\n[ -n "$PYENV_DEBUG" ] && set -x\n\nprogram="${0##*/}"\n'
+    '%sexport PYENV_ROOT="/opt/py env"\nexec "/opt/py env/libexec/pyenv" exec "$program" "$@"\n'
+)
+FILE = (
+    'if [[ "$program" = "python"* ]]; then\n  for arg; do\n    case "$arg" in\n'
+    '    -c* | -- ) break ;;\n    */* )\n      if [ -f "$arg" ]; then\n        export %s\n'
+    "        break\n      fi\n      ;;\n    esac\n  done\nfi\n\n"
+)
+ASDF = '#!/usr/bin/env bash\n# asdf-plugin: python 3.11.4\n%s "python" "$@"%s\n'
+
+
 @pytest.mark.parametrize(
-    ("last", "starts_cold"),
+    ("script", "starts_cold"),
     [
-        ('exec /usr/bin/python3 "$@"', True),
-        ('exec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"', False),
-        ('exec asdf exec "python" "$@"', False),
-        ('exec asdf exec "python" "$@"\necho ended', True),
+        ('#!/bin/sh\nexec /usr/bin/python3 "$@"\n', True),
+        (PYENV % "", False),
+        (PYENV % (FILE % 'PYENV_FILE_ARG="$arg"'), False),
+        (PYENV % (FILE % 'PYENV_DIR="${arg%/*}"'), False),
+        (PYENV % "export A=$LOCAL_RANK\n", True),
+        (PYENV % (FILE % "A=$LOCAL_RANK"), True),
+        (ASDF % ("exec asdf exec", ""), False),
+        (ASDF % ("exec /root/.asdf/bin/asdf exec", " # asdf_allow: ' asdf '"), False),
+        (ASDF % ("export A=$LOCAL_RANK\nexec asdf exec", ""), True),
+        (ASDF % ("A=$LOCAL_RANK exec asdf exec", ""), True),
+        (ASDF % ("exec env A=$LOCAL_RANK asdf exec", ""), True),
+        (ASDF % ("exec asdf exec", "\necho ended"), True),
     ],
 )
 def test_script_in_place_of_the_interpreter_starts_cold_unless_it_selects_a_version(
-    tmp_path: Path, last: str, starts_cold: bool
+    tmp_path: Path, script: str, starts_cold: bool
 ) -> None:
     """It may give each worker other variables, such as a device by its rank."""
-    (tmp_path / "python").write_text(f"#!/bin/sh\nexport A=$LOCAL_RANK\n{last}\n")
+    (tmp_path / "python").write_text(script)
     (tmp_path / "python").chmod(0o755)
     program = parse_command(["python", "t.py"], str(tmp_path))
     if starts_cold:

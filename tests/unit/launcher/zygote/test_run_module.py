@@ -37,15 +37,16 @@ def test_failed_hook_is_reported_without_a_stream(
 def test_traceback_of_the_last_error_begins_at_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda *error: None)
     monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+    program = compile("1 / 0", "train.py", "exec")
     try:
-        exec(compile("1 / 0", "<string>", "exec"))
+        exec(compile("exec(program)", "<string>", "exec"), {"program": program})
     except ZeroDivisionError as found:
         error = found
     end_with_error(error, lambda: None)
     traceback: Any = error.__traceback__
     sys.last_traceback = traceback
     sys.excepthook(type(error), error, traceback.tb_next)
-    assert sys.last_traceback is None
+    assert sys.last_traceback.tb_frame.f_code.co_filename == "train.py"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,7 @@ def test_traceback_of_the_last_error_begins_at_the_program(monkeypatch: pytest.M
         (importlib.util.MAGIC_NUMBER + bytes(12), "compiled code"),
         (b"x = '\xe9'\n", "cannot be decoded"),
         (b"# coding: klingon\n", "unknown encoding: klingon"),
+        (b"# coding: rot13\n", "is not a text encoding"),
         (b"x = 1\0\n", "null bytes"),
     ],
 )

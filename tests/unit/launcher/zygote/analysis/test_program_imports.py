@@ -166,6 +166,21 @@ def test_function_that_is_passed_on_matters_only_before_a_certain_import(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        ("import torch", ["os", "torch"]),
+        ("if f():\n    import torch", ["os", "B", "torch"]),
+    ],
+)
+def test_function_that_is_passed_on_matters_only_before_the_first_certain_import_of_a_module(
+    tmp_path: Path, earlier: str, expected: list[str]
+) -> None:
+    source = f"import os\n{earlier}\ng = lambda: os.environ.pop('B')\nimport torch\n"
+    steps = Project(tmp_path).read(source).steps
+    assert [getattr(step, "module", getattr(step, "name", "")) for step in steps] == expected
+
+
+@pytest.mark.parametrize(
     "call", ["importlib.import_module('own')", "own = __import__('own')", "import_module('own')"]
 )
 def test_module_that_is_imported_by_its_name_is_followed(tmp_path: Path, call: str) -> None:
@@ -357,6 +372,42 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "unknown names": ("os.environ.update(found)", [("", "?")]),
     "in a function that is passed on": (f"{PASSED}list(map(f, names))", [("", "?")]),
     "in a function of another name": (f"{PASSED}g = f\ng()", [("", "?")]),
+    "in a function of the name of an attribute": (
+        f"import argparse\n{PASSED}args = parser.parse_args()\nprint(args.f, sys.f)\n"
+        "class E:\n    def g(self):\n        os.environ['B'] = '1'\n"
+        "args = parser.parse_args()\nprint(args.g)\nclass F:\n    pass\nh = F()\nprint(h.g)",
+        [],
+    ),
+    "in a method that is passed on": (
+        "class E:\n    def put(self):\n        os.environ['C'] = '1'\n        map(self.g, names)\n"
+        "class F(E):\n    def g(self):\n        os.environ['B'] = '1'\nE().put()",
+        [("C", "1"), ("B", "?")],
+    ),
+    "in a handler of a signal or of the end": (
+        f"import atexit, signal\nfrom signal import signal as on\n{PASSED}atexit.register(f, 'B')\n"
+        "signal.signal(15, f)\non(15, lambda *of: os.environ.pop('A'))",
+        [],
+    ),
+    "a seed in a function that is passed on": (
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n"
+        "F = {'default': f}\npartial(f, 1)\ndict(worker_init_fn=f)",
+        [],
+    ),
+    "a seed and others in a function that is passed on": (
+        "def g():\n    os.environ['B'] = '1'\n"
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n    g()\npartial(f, 1)",
+        [("B", "?")],
+    ),
+    "a seed and unknown ones in a function that is passed on": (
+        "def f(n):\n    os.environ['PYTHONHASHSEED'] = str(n)\n    os.environ[n] = '1'\n"
+        "partial(f, 1)",
+        [("", "?")],
+    ),
+    "a method setenv of another package": (
+        "import yaml\njob = yaml.Job()\njob.setenv('B', '1')\n"
+        "def f():\n    job.setenv('B', '1')\nmap(f, names)",
+        [],
+    ),
     "in a thread": (f"{PASSED}Thread(target=f).start()", [("", "?")]),
     "in a passed lambda": ("g = lambda: os.environ.pop('A')\ng()", [("A", "?")]),
     "in a property": (
@@ -372,6 +423,31 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "    def __init__(self):\n        os.environ['C'] = '1'\nclass F(E):\n    pass",
         [("B", "?")],
     ),
+    "in a class that is only named": (
+        "import typing as t\nfrom typing import Optional\nclass E(Exception):\n    n = 1\n"
+        "    def __init__(self):\n        os.environ['B'] = '1'\nF = Optional[E]\nt.List[E]\n"
+        "print(isinstance(F, E), issubclass(int, (E, str)), E.n)\n"
+        "try:\n    import yaml\nexcept E:\n    pass\nexcept (E, OSError):\n    pass",
+        [],
+    ),
+    "in a class of a function in a table": (
+        "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\nF = table[E]",
+        [("B", "?")],
+    ),
+    "in a method that Python calls of the base of a class": (
+        "class E:\n    def __enter__(self):\n        os.environ['B'] = '1'\nclass F(E):\n    pass",
+        [],
+    ),
+    "in a method that Python calls of a base": (
+        "class E:\n    def __enter__(self):\n        os.environ['B'] = '1'\n"
+        "class F(E):\n    pass\nclass G(F):\n    pass\nG()",
+        [("B", "?")],
+    ),
+    "in the constructor of a base": (
+        "class E:\n    def __init__(self, name):\n        os.environ[name] = '1'\n"
+        "class F(E):\n    pass\nF('B')\nclass G(F):\n    def __init__(self):\n        pass\nG()",
+        [("B", "1")],
+    ),
     "in a metaclass": (
         "class M(type):\n    def __new__(cls, *of):\n        os.environ['B'] = '1'\n"
         "class E(metaclass=M):\n    pass",
@@ -381,7 +457,7 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "def f0():\n    os.environ['B'] = '1'\n"
         + "".join(f"def f{n}():\n    f{n - 1}()\n" for n in range(1, 9))
         + "f8()",
-        [("", "?")],
+        [("B", "?")],
     ),
     "by a parameter": ("def f(env):\n    env['B'] = '1'\nf(os.environ)", [("B", "1")]),
     "by a default": ("def f(env=os.environ):\n    env['B'] = '1'\nf()", [("B", "1")]),
@@ -393,8 +469,18 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "by an attribute of a class": ("class E:\n    env = os.environ\nE.env['B'] = '1'", [("", "?")]),
     "by a returned value": ("def f():\n    return os.environ\nf()['B'] = '1'", [("", "?")]),
     "by a function of another package": ("import yaml\nyaml.f(os.environ)", [("", "?")]),
+    "read by functions of other packages": (
+        "from string import Template\nimport yaml\n'\\n'.join(os.environ)\n"
+        "Template('$A').safe_substitute(os.environ)\nyaml.create(os.environ)\n"
+        "if f():\n    os.execvpe('python', ['python', 't.py'], os.environ)",
+        [],
+    ),
     "in bytes": ("os.environb[b'B'] = b'1'", [("B", "?")]),
     "by C": ("import ctypes\nctypes.CDLL(None).setenv(b'B', b'1', 1)", [("", "?")]),
+    "by C in a function that is passed on": (
+        "def f():\n    libc.setenv(b'B', b'1', 1)\nmap(f, names)",
+        [("", "?")],
+    ),
     "in an own function of that name": (
         "def setenv(name, value):\n    os.environ[name] = value\nsetenv('B', '1')",
         [("B", "1")],
@@ -422,6 +508,22 @@ def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> Non
     changes = [step for step in found.steps if not isinstance(step, WantedImport)]
     assert [(each.name, each.value if each.known else "?") for each in changes] == expected
     assert found.steps[-1] == WantedImport("torch")
+
+
+def test_classes_of_the_same_names_inherit_a_method_once(tmp_path: Path) -> None:
+    """Modules extend classes of others, each time by the same names."""
+    put = "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\n"
+    again = "class F(E):\n    pass\nclass E(F):\n    pass\n" * 30
+    assert analysed(tmp_path, f"{put}{again}F()").sets == {"B"}
+
+
+def test_calls_are_followed_up_to_a_number(tmp_path: Path) -> None:
+    """Later calls count as doubtful; each level multiplies the calls that would be followed."""
+    text = "def f0():\n    os.environ['B'] = '1'\n"
+    text += "".join(f"def f{n}():\n" + f"    f{n - 1}()\n" * 10 for n in range(1, 5))
+    steps = analysed(tmp_path, f"{text}f4()").steps
+    doubtful = [step.doubtful for step in steps if not isinstance(step, WantedImport)]
+    assert [doubtful[0], doubtful[-1]] == [False, True]
 
 
 UNCHANGED = {
@@ -466,6 +568,8 @@ UNSEEN = {
     "a function with another name": "def f():\n    {pops}\ng = f\ng()",
     "a method of a decorated class": "@made\nclass E:\n    @late\n    def f(self):\n        {pops}",
     "a lambda": "call(lambda: {pops})",
+    "a handler of a signal": "import signal\ndef f(*of):\n    {pops}\nsignal.signal(15, f)",
+    "a lambda for a signal": "import signal\nsignal.signal(15, lambda *of: {pops})",
     "another function with the environment": "change(os.environ)",
     "a method of the environment that is passed on": "list(map(os.environ.pop, ['B']))",
     "a condition on a value from before": "def f():\n    {pops}\ncall(f)\nN = 'B' in os.environ",
