@@ -28,14 +28,20 @@ VERSION_SHIM = re.compile(
     rb"""
     \#![ \t]*(/usr/bin/env[ ]|/[\w./-]*/)(ba|da|z|k)?sh[ \t]*\n
     ([ \t]*(
-        \#[^\n]* | set[ ]-e | \[[ ]-n[ ]"\$PYENV_DEBUG"[ ]\][ ]&&[ ]set[ ]-x
-        | program="\$\{0\#\#\*/\}" | export[ ]PYENV_ROOT="[^"`$\n]*"
-        # Earlier shims of pyenv name the script's file.
-        | if[ ]\[\[[ ]"\$program"[ ]=[ ]"python"\*[ ]\]\];[ ]then | for[ ]arg;[ ]do
-        | case[ ]"\$arg"[ ]in | -c\*[ ]\|[ ]--[ ]\)[ ]break[ ];; | \*/\*[ ]\)
-        | if[ ]\[[ ]-f[ ]"\$arg"[ ]\];[ ]then | export[ ]PYENV_FILE_ARG="\$arg"
-        | export[ ]PYENV_DIR="\$\{arg%/\*\}" | break | ;; | esac | done | fi
-    )?[ \t]*\n)*
+        \#[^\n]*\n  # one way to match each line: the time must not grow with each of them
+        | (
+            set[ ]-e | \[[ ]-n[ ]"\$PYENV_DEBUG"[ ]\][ ]&&[ ]set[ ]-x
+            | program="\$\{0\#\#\*/\}" | export[ ]PYENV_ROOT="[^"`$\n]*"
+            | SHIM_PATH=\$\{0%/\*\} | if[ ]\[\[[ ]\$SHIM_PATH[ ]!=[ ]"[^"`$\n]*"[ ]\]\];[ ]then
+            | export[ ]_PYENV_SHIM_PATH="\$SHIM_PATH"
+            # Earlier shims of pyenv name the script's file.
+            | if[ ]\[\[[ ]"\$program"[ ]=[ ]"python"\*[ ]\]\];[ ]then | for[ ]arg;[ ]do
+            | case[ ]"\$arg"[ ]in | -c\*[ ]\|[ ]--[ ]\)[ ]break[ ];; | \*/\*[ ]\)
+            | if[ ]\[[ ]-f[ ]"\$arg"[ ]\];[ ]then | export[ ]PYENV_FILE_ARG="\$arg"
+            | export[ ]PYENV_DIR="\$\{arg%/\*\}" | break | ;; | esac | done | fi
+        )[ \t]*\n
+        | \n
+    ))*
     exec[ ]("([^"`$\n]*/)?(pyenv|asdf)"|([\w./~-]*/)?(pyenv|asdf))[ ]
     exec[ ]"(\$program|python[\d.]*)"[ ]"\$@"[ \t]*(\#[^\n]*)?\s*\Z
     """,

@@ -115,7 +115,10 @@ def test_pipe_in_place_of_a_program_is_not_waited_for(tmp_path: Path) -> None:
 def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
     shim = (
         '#!/usr/bin/env bash\nset -e\n[ -n "$PYENV_DEBUG" ] && set -x\n\nprogram="${0##*/}"\n\n'
-        'export PYENV_ROOT="/opt/pyenv"\nexec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
+        'export PYENV_ROOT="/opt/pyenv"\nSHIM_PATH=${0%/*}\n'
+        'if [[ $SHIM_PATH != "/opt/pyenv/shims" ]]; then\n'
+        '  export _PYENV_SHIM_PATH="$SHIM_PATH"\nfi\n'
+        'exec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
     )
     assert not reason_of(program(tmp_path, shim))
     prepared = shim.replace("set -e", "set -e\npython prepare.py")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
+    SEEDS,
     continues_after_error,
     is_changing_method,
     is_environ,
@@ -30,6 +31,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     sets_unseen,
 )
 from elasticjob_launcher.zygote.analysis.program_scope import (
+    IMPORTERS,
     Functions,
     Scope,
     are_names,
@@ -42,9 +44,6 @@ from elasticjob_launcher.zygote.worker_environment import differs_by_worker
 _DEEPEST = 5
 _ENVIRONMENT_NAMES = frozenset({"__name__", "os", "environ", "getenv"})
 """Names in conditions that no other statement rebinds unseen."""
-_IMPORTERS = frozenset({"import_module", "__import__"})
-_SEEDS = frozenset({"PYTHONHASHSEED", "PL_GLOBAL_SEED"})
-"""Variables that functions for seeds set, and that no import reads."""
 _RUNNERS = {
     "runpy.run_path": False,
     "runpy.run_module": True,
@@ -274,6 +273,7 @@ class _File(Scope):
     def _assign(self, node: Any, certain: bool) -> None:
         value = getattr(node, "value", None)
         self._expression(value, certain)
+        self.note_modules(node)
         for target in getattr(node, "targets", None) or [node.target]:
             for each, constant in paired(target, value):
                 self._assign_to(node, each, constant, certain)
@@ -404,7 +404,7 @@ class _File(Scope):
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
-        for name in sorted(n for n in {*names} - _SEEDS if not differs_by_worker(n)):
+        for name in sorted(n for n in {*names} - SEEDS if not differs_by_worker(n)):
             self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:
@@ -419,17 +419,17 @@ class _File(Scope):
     def _call(self, call: ast.Call, certain: bool) -> None:
         function: Any = call.func
         name = self.called_name(function)
-        passed = passes_environ(call)
+        own = name in self.functions.of
+        passed = passes_environ(call, own)
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
-        own = name in self.functions.of
         followed = own and self._deep < _DEEPEST and not self.functions.are_many
         if is_exec or (passed and not followed):
             self._doubt_variables({""}, call)
         if opens_namespace(call):
             self.forget_all()
-        elif name in _IMPORTERS and not own and len(call.args) == 1:
+        elif name in IMPORTERS and not own and len(call.args) == 1:
             self._import_by_name(call, certain)
         elif sets_unseen(call, name) and not own:
             self._put(call, None, None, False)

@@ -12,6 +12,8 @@ from typing import Any
 CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 DIRECT = frozenset({"putenv", "unsetenv"})
 _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
+SEEDS = frozenset({"PYTHONHASHSEED", "PL_GLOBAL_SEED"})
+"""Variables that functions for seeds set, and that no import reads."""
 _READERS = frozenset(
     {
         "dict", "print", "len", "sorted", "list", "set", "iter", "str", "repr", "pprint", "dumps",
@@ -19,8 +21,8 @@ _READERS = frozenset(
         "isinstance", "tuple", "any", "all", "filter", "map", "run",
         "Popen", "call", "check_call", "check_output",
         "bool", "critical", "enumerate", "exception", "format", "format_map", "frozenset",
-        "getattr", "hasattr", "join", "max", "min", "next", "pp", "safe_substitute", "substitute",
-        "sum", "write", "zip", "ChainMap", "MappingProxyType", "OrderedDict", "create",
+        "hasattr", "join", "max", "min", "next", "pp", "safe_substitute", "substitute",
+        "sum", "write", "zip", "MappingProxyType", "OrderedDict", "create",
         "create_subprocess_exec", "create_subprocess_shell", "execve", "execvpe",
     }
 )  # fmt: skip
@@ -120,17 +122,24 @@ def continues_after_error(node: ast.AST) -> bool:
     return False
 
 
-def passes_environ(call: ast.Call) -> bool:
+def passes_environ(call: ast.Call, own: bool = False) -> bool:
     """Return True if a function is called with `os.environ` and may change it."""
     given = [*call.args, *(word.value for word in call.keywords)]
-    return name_of(call.func) not in _READERS and any(map(is_environ, given))
+    return (own or name_of(call.func) not in _READERS) and any(map(is_environ, given))
 
 
 def sets_unseen(call: ast.Call, name: str = "") -> bool:
-    """Return True for a function that sets variables to values from elsewhere, as from a file, or
-    that of C, which has three arguments; methods of the same name have others."""
+    """Return True for a function that sets variables to unknown values, or C's `setenv`.
+
+    Methods of that name have other arguments than C's three, whose first is a bytes literal.
+    """
     name = name or name_of(call.func)
-    return name == "load_dotenv" or (name == "setenv" and len(call.args) == 3)
+    args = call.args
+    is_of_c = len(args) == 3 or any(
+        isinstance(each, ast.Starred) or isinstance(getattr(each, "value", None), bytes)
+        for each in args[:1]
+    )
+    return name == "load_dotenv" or (name == "setenv" and is_of_c)
 
 
 def is_changing_method(node: ast.AST) -> bool:
@@ -167,10 +176,25 @@ def changes_and_calls(tree: ast.AST) -> tuple[frozenset[str], frozenset[str]]:
     changes, calls = set(), set()
     for node in nodes(tree):
         if _is_change(node):
-            changes.update(list(_names_changed(node)) or [""])
+            names = list(_names_changed(node))
+            changes.update(names if names and not _has_unknown_names(node) else [*names, ""])
         if isinstance(node, ast.Call):
             calls.add(name_of(node.func))
     return frozenset(changes), frozenset(calls)
+
+
+def _has_unknown_names(node: Any) -> bool:
+    """Return True for an update, some of whose names are no literals."""
+    if isinstance(node, ast.AugAssign):
+        given = [node.value]
+    elif name_of(getattr(node, "func", None)) == "update":
+        given = list(node.args)
+        if not all(word.arg for word in node.keywords):
+            return True
+    else:
+        return False
+    keys = [key for each in given for key in getattr(each, "keys", [None])]
+    return not all(isinstance(getattr(key, "value", None), str) for key in keys)
 
 
 def _is_change(node: ast.AST) -> bool:

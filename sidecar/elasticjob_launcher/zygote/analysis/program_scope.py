@@ -16,6 +16,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
 )
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
 
+IMPORTERS = frozenset({"import_module", "__import__"})
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 """Methods that a call of their class runs."""
 _DEEPEST_CLASS = 5
@@ -36,6 +37,8 @@ class Functions:
         self.methods: dict[ast.AST, str] = {}
         self.classes: dict[str, tuple[Scope, list[str]]] = {}
         """Classes of all files, each with its file and the names of its bases."""
+        self.unsure: set[str] = set()
+        """Classes whose constructor may be another one than an inherited one of the program."""
         self.doubtful: set[str] = set()
         self.followed = 0
         self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
@@ -51,21 +54,37 @@ class Functions:
         self._changes = {}
 
     def add_class(self, node: ast.ClassDef, file: Scope) -> None:
-        """Add a class whose methods have been added, and those that Python itself calls,
-        its bases' among them."""
-        self.classes[node.name] = (file, [name_of(base) for base in node.bases])
+        """Add a class, whose methods have been added, with the methods that Python itself calls."""
+        bases = [file.called_name(base) for base in node.bases]
+        self.classes[node.name] = (file, bases)
         own = [e for e in node.body if isinstance(e, (ast.FunctionDef, ast.AsyncFunctionDef))]
         named = {each.name for each in own}
         self.methods.update(dict.fromkeys(own, node.name))
         found = {each: file for each in own if each.name.startswith("__")}
-        for base in map(name_of, node.bases):
-            for of, each in self.of.get(base, ()):
-                if each in self.methods and each.name.startswith("__") and each.name not in named:
-                    found[each] = of
+        for base in bases:
+            inherited = [
+                (of, each)
+                for of, each in self.of.get(base, ())
+                if each in self.methods and each.name.startswith("__") and each.name not in named
+            ]
+            found.update((each, of) for of, each in inherited)
+            named |= {each.name for _, each in inherited}
+        stores = {getattr(e, "id", "") for e in nodes(node) if isinstance(e, ast.Name)}
+        defined = {e.name for e in nodes(node) if isinstance(e, ast.FunctionDef)}
+        if (
+            node.decorator_list
+            or not all(base in self.classes for base in bases)
+            or (stores | defined) & CONSTRUCTORS
+        ):
+            self.unsure.add(node.name)
         for _, each in self.of.get(node.name, ()):
             found.pop(each, None)  # of a base of the same name
         for each, of in found.items():
             self.add(node.name, of, each)
+
+    def is_unsure(self, function: ast.AST, name: str) -> bool:
+        """Return True if another constructor may replace that inherited one of a class."""
+        return name in self.unsure and self.methods.get(function, name) != name
 
     def is_implicit(self, function: Any, name: str) -> bool:
         """Return True for a method of a class of that name that a call of the class may not run."""
@@ -95,9 +114,9 @@ class Functions:
                     self._uses[node] = changes_and_calls(node)
                 changes, calls = self._uses[node]
                 found |= changes
-                for name in calls & self.of.keys() - seen:
+                for name in calls - seen:
                     seen.add(name)
-                    todo += [body for _, body in self.of[name]]
+                    todo += [body for _, body in self.of.get(name, ())]
             self._changes[function] = frozenset(found)
         return self._changes[function]
 
@@ -118,6 +137,8 @@ class Scope(Values):
         self.functions = functions
         self.hidden: set[str] = set()
         self._imported: dict[str, tuple[str, str]] = {}
+        self.modules: set[str] = set()
+        """Names that have been bound to modules."""
         self.classes: dict[str, str] = {}
         """Names of objects, each with its class in a file of the program."""
 
@@ -162,6 +183,7 @@ class Scope(Values):
         module = (getattr(node, "module", None) or "").rpartition(".")[2]
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
+            self.modules.add(name)
             if name == "*":
                 self.forget_all()
             self.forget(name)
@@ -188,6 +210,8 @@ class Scope(Values):
         """
         if is_run_later(function) or not self.is_from(called, file):
             return False
+        if self.functions.is_unsure(function, self.called_name(called)):
+            return False
         owner = getattr(called, "value", None)
         if self._is_imported(called):
             return True
@@ -196,10 +220,18 @@ class Scope(Values):
             return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
         return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
 
+    def note_modules(self, assignment: Any) -> None:
+        """Record the targets of an assignment of an imported module."""
+        value = getattr(assignment, "value", None)
+        if isinstance(value, ast.Call) and self.called_name(value.func) in IMPORTERS:
+            targets = getattr(assignment, "targets", ())
+            self.modules.update(getattr(each, "id", "") for each in targets)
+
     def may_be(self, passed: ast.expr, function: ast.AST) -> bool:
         """Return False for an attribute of an object that has no such method."""
         owner = getattr(passed, "value", None)
-        if owner is None or self._is_imported(passed):
+        first = dotted(passed).partition(".")[0]
+        if owner is None or self._is_imported(passed) or first in self.modules:
             return True
         method_of, made = self.functions.methods.get(function), self.class_of(owner)
         is_a = self.functions.is_a
@@ -228,14 +260,16 @@ class Scope(Values):
             tests = name_of(of.func) in ("isinstance", "issubclass")
             return tests and part in of.args and are_names(part)
         if isinstance(of, ast.Subscript) and part is of.slice:
-            return self._imported.get(dotted(of.value).partition(".")[0], ("",))[0] == "typing"
+            typing = self._imported.get(dotted(of.value).partition(".")[0], ("",))[0] == "typing"
+            return typing and not any(isinstance(each, ast.Call) for each in nodes(part))
         return False
 
     def handler_of(self, node: Any) -> ast.AST | None:
         """Return the function that a call registers for a signal or the end of the process."""
         function = dotted(getattr(node, "func", None))
-        module, name = self._imported.get(function, ("", ""))
-        place = _HANDLERS.get(f"{module}.{name}" if name else function)
+        first, _, rest = function.partition(".")
+        module, name = self._imported.get(first, ("", ""))
+        place = _HANDLERS.get(f"{module}.{name or rest}")
         found = node.args[place] if place is not None and len(node.args) > place else None
         return found if isinstance(found, (ast.Name, ast.Attribute, ast.Lambda)) else None
 

@@ -136,6 +136,10 @@ FILE = (
     '    -c* | -- ) break ;;\n    */* )\n      if [ -f "$arg" ]; then\n        export %s\n'
     "        break\n      fi\n      ;;\n    esac\n  done\nfi\n\n"
 )
+SHIM_PATH = (
+    'SHIM_PATH=${0%%/*}\nif [[ $SHIM_PATH != "/opt/py env/shims" ]]; then\n'
+    '  export _PYENV_SHIM_PATH="$SHIM_PATH"\nfi\n'
+)
 ASDF = '#!/usr/bin/env bash\n# asdf-plugin: python 3.11.4\n%s "python" "$@"%s\n'
 
 
@@ -146,7 +150,12 @@ ASDF = '#!/usr/bin/env bash\n# asdf-plugin: python 3.11.4\n%s "python" "$@"%s\n'
         (PYENV % "", False),
         (PYENV % (FILE % 'PYENV_FILE_ARG="$arg"'), False),
         (PYENV % (FILE % 'PYENV_DIR="${arg%/*}"'), False),
+        (PYENV % (SHIM_PATH % ()), False),
         (PYENV % "export A=$LOCAL_RANK\n", True),
+        (PYENV % (SHIM_PATH % () + "export A=$LOCAL_RANK\n"), True),
+        # A search that tries each line in several ways would not end.
+        ("#!/bin/sh\n" + "# x  \n" * 500 + "true\n", True),
+        ("#!/bin/sh\n" + "    \n" * 500 + "true\n", True),
         (PYENV % (FILE % "A=$LOCAL_RANK"), True),
         (ASDF % ("exec asdf exec", ""), False),
         (ASDF % ("exec /root/.asdf/bin/asdf exec", " # asdf_allow: ' asdf '"), False),

@@ -200,7 +200,59 @@ def test_file_that_cannot_be_parsed_is_read_again_after_a_change(tmp_path: Path)
 
 
 PASSED = "def f(n='B'):\n    os.environ[n] = '1'\n"
+CONSTRUCTED = "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\n"
 CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
+    "by an own function with the name of a reader": (
+        "def create(env):\n    env['B'] = '1'\ncreate(os.environ)",
+        [("B", "1")],
+    ),
+    "by a constructor in an annotation": (
+        f"from typing import Annotated\n{CONSTRUCTED}T = Annotated[int, E()]",
+        [("B", "1")],
+    ),
+    "by an inherited constructor": (f"{CONSTRUCTED}class F(E):\n    pass\nF()", [("B", "1")]),
+    "by a constructor that a decorator may replace": (
+        f"from dataclasses import dataclass\n{CONSTRUCTED}"
+        "@dataclass\nclass F(E):\n    x: int = 1\nF()",
+        [("B", "?")],
+    ),
+    "by a constructor that another base may replace": (
+        f"import yaml\n{CONSTRUCTED}class F(yaml.Thing, E):\n    pass\nF()",
+        [("B", "?")],
+    ),
+    "by a constructor that the class replaces": (
+        f"{CONSTRUCTED}class F(E):\n    __init__ = object.__init__\nF()",
+        [("B", "?"), ("B", "?")],
+    ),
+    "by no constructor of a base that another one precedes": (
+        f"{CONSTRUCTED}class A:\n    def __init__(self):\n        pass\n"
+        "class F(A, E):\n    pass\nF()",
+        [],
+    ),
+    "by a function of a module that is passed on": (
+        "import importlib\ndef setup():\n    os.environ['B'] = '1'\n"
+        "m = importlib.import_module('helpers')\nlist(map(m.setup, [1]))",
+        [("B", "?")],
+    ),
+    "beside a seed, of computed names": (
+        "def f(k):\n    os.environ.update({'PYTHONHASHSEED': '1', k: '2'})\nlist(map(f, 'AB'))",
+        [("", "?")],
+    ),
+    "by a method of the environment that is looked up": (
+        "getattr(os.environ, 'pop')('A')",
+        [("", "?")],
+    ),
+    "by C with several arguments in one": ("libc.setenv(*args)", [("", "?")]),
+    "by C with bytes": ("libc.setenv(b'B', b'1')", [("", "?")]),
+    "by an object named as a module of handlers": (
+        "class Bus:\n    def signal(self, n, f):\n        f()\nsignal = Bus()\n"
+        "def f():\n    os.environ['B'] = '1'\nsignal.signal(1, f)",
+        [("B", "?"), ("B", "1")],
+    ),
+    "by a handler under another name of its module": (
+        "import atexit as a\ndef f():\n    os.environ['B'] = '1'\na.register(f)",
+        [],
+    ),
     "assigned": ("os.environ['A'] = '1'", [("A", "1")]),
     "assigned by another name": (
         "from os import environ as there\nhere = os.environ\nthere['A'] = '1'\nhere['B'] = '2'",
