@@ -173,7 +173,11 @@ def test_interrupted_runner_leaves_no_process_and_no_network(
         assert (runner.returncode, errors) == (130, "1 runs were not made\n")
     assert not left
     marked = f"{tmp_path}".encode()
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if marked in _content(path)]
+
+    def running() -> list[Path]:
+        return [path for path in Path("/proc").glob("[0-9]*/cmdline") if marked in _content(path)]
+
+    wait_until(lambda: not running(), "the end of the killed processes")
 
 
 def _content(path: Path) -> bytes:
