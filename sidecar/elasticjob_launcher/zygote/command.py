@@ -43,7 +43,7 @@ VERSION_SHIM = re.compile(
         | \n
     ))*
     exec[ ]("([^"`$\n]*/)?(pyenv|asdf)"|([\w./~-]*/)?(pyenv|asdf))[ ]
-    exec[ ]"(\$program|python[\d.]*)"[ ]"\$@"[ \t]*(\#[^\n]*)?\s*\Z
+    exec[ ]"(\$program|python[\d.]*)"[ ]"\$@"[ \t]*(\#[^\n]*)?(\n\s*)?\Z
     """,
     re.VERBOSE,
 )

@@ -420,7 +420,8 @@ class _File(Scope):
         function: Any = call.func
         name = self.called_name(function)
         own = name in self.functions.of
-        passed = passes_environ(call, own)
+        found = self.functions.of.get(name, ())
+        passed = passes_environ(call, any(self.may_run(function, *each) for each in found))
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
@@ -440,7 +441,6 @@ class _File(Scope):
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif followed:
-            found = self.functions.of[name]
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
             for file, body in found:
                 changes = bool(self.functions.changes(body))

@@ -125,6 +125,8 @@ def continues_after_error(node: ast.AST) -> bool:
 def passes_environ(call: ast.Call, own: bool = False) -> bool:
     """Return True if a function is called with `os.environ` and may change it."""
     given = [*call.args, *(word.value for word in call.keywords)]
+    if not own and name_of(call.func) == "ChainMap":
+        given = given[:1]  # the others are only read
     return (own or name_of(call.func) not in _READERS) and any(map(is_environ, given))
 
 

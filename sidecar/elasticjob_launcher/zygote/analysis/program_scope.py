@@ -68,12 +68,15 @@ class Functions:
                 if each in self.methods and each.name.startswith("__") and each.name not in named
             ]
             found.update((each, of) for of, each in inherited)
-            named |= {each.name for _, each in inherited}
+            # A later base may inherit from a base of this one, and precede it.
+            named |= {each.name for _, each in inherited if self.methods[each] == base}
+            if any(self.is_unsure(each, base) for _, each in inherited):
+                self.unsure.add(node.name)
         stores = {getattr(e, "id", "") for e in nodes(node) if isinstance(e, ast.Name)}
         defined = {e.name for e in nodes(node) if isinstance(e, ast.FunctionDef)}
         if (
             node.decorator_list
-            or not all(base in self.classes for base in bases)
+            or not all(self._is_own_base(file, *each) for each in zip(bases, node.bases))
             or (stores | defined) & CONSTRUCTORS
         ):
             self.unsure.add(node.name)
@@ -81,6 +84,11 @@ class Functions:
             found.pop(each, None)  # of a base of the same name
         for each, of in found.items():
             self.add(node.name, of, each)
+
+    def _is_own_base(self, file: Scope, name: str, base: ast.expr) -> bool:
+        """Return True for a base class of the program, or one without a constructor."""
+        own = name in self.classes and file.is_from(base, self.classes[name][0])
+        return own or name in ("object", "ABC")
 
     def is_unsure(self, function: ast.AST, name: str) -> bool:
         """Return True if another constructor may replace that inherited one of a class."""
@@ -220,12 +228,17 @@ class Scope(Values):
             return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
         return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
 
+    def may_run(self, called: Any, file: Scope, function: Any) -> bool:
+        """Return False for a call that by its form cannot be one of this function of a file."""
+        is_method = function in self.functions.methods and function.name not in CONSTRUCTORS
+        return self.is_from(called, file) and not (is_method and isinstance(called, ast.Name))
+
     def note_modules(self, assignment: Any) -> None:
         """Record the targets of an assignment of an imported module."""
         value = getattr(assignment, "value", None)
         if isinstance(value, ast.Call) and self.called_name(value.func) in IMPORTERS:
             targets = getattr(assignment, "targets", ())
-            self.modules.update(getattr(each, "id", "") for each in targets)
+            self.modules.update(each.id for each in targets if isinstance(each, ast.Name))
 
     def may_be(self, passed: ast.expr, function: ast.AST) -> bool:
         """Return False for an attribute of an object that has no such method."""

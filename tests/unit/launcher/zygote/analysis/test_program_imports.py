@@ -229,6 +229,38 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "class F(A, E):\n    pass\nF()",
         [],
     ),
+    "by a constructor of a later base that precedes": (
+        f"{CONSTRUCTED}class A(E):\n    pass\nclass M(E):\n    def __init__(self):\n"
+        "        os.environ['C'] = '1'\nclass F(A, M):\n    pass\nF()",
+        [("B", "?"), ("C", "?")],
+    ),
+    "by an inherited constructor that a base's base may replace": (
+        f"import yaml\n{CONSTRUCTED}class G(yaml.Thing, E):\n    pass\nclass F(G):\n    pass\nF()",
+        [("B", "?")],
+    ),
+    "by an inherited constructor beside ABC": (
+        f"from abc import ABC\n{CONSTRUCTED}class F(E, ABC):\n    pass\nF()",
+        [("B", "1")],
+    ),
+    "beside an own method with the name of a reader": (
+        "import subprocess\nclass T:\n    def run(self):\n        pass\n"
+        "subprocess.run(['x'], env=os.environ)\n"
+        "if 'B' not in os.environ:\n    os.environ['B'] = '1'",
+        [("B", "1")],
+    ),
+    "beside a map that only reads": (
+        "from collections import ChainMap\nChainMap({}, os.environ)",
+        [],
+    ),
+    "by a map that changes": (
+        "from collections import ChainMap\nChainMap(os.environ, {})['B'] = '1'",
+        [("", "?")],
+    ),
+    "by no function of an object named as one": (
+        "import importlib\nclass W:\n    pass\nw = W()\nw.m = importlib.import_module('yaml')\n"
+        "def close():\n    os.environ['B'] = '1'\nlist(map(open('x').close, []))",
+        [],
+    ),
     "by a function of a module that is passed on": (
         "import importlib\ndef setup():\n    os.environ['B'] = '1'\n"
         "m = importlib.import_module('helpers')\nlist(map(m.setup, [1]))",
