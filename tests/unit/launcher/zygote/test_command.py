@@ -158,7 +158,7 @@ ASDF = '#!/usr/bin/env bash\n# asdf-plugin: python 3.11.4\n%s "python" "$@"%s\n'
         ("#!/bin/sh\n" + "    \n" * 500 + "true\n", True),
         (PYENV % (FILE % "A=$LOCAL_RANK"), True),
         (ASDF % ("exec asdf exec", ""), False),
-        (ASDF % ("exec /root/.asdf/bin/asdf exec", " # asdf_allow: ' asdf '"), False),
+        (ASDF % ("exec /opt/asdf/bin/asdf exec", " # asdf_allow: ' asdf '"), False),
         (ASDF % ("export A=$LOCAL_RANK\nexec asdf exec", ""), True),
         (ASDF % ("A=$LOCAL_RANK exec asdf exec", ""), True),
         (ASDF % ("exec env A=$LOCAL_RANK asdf exec", ""), True),
