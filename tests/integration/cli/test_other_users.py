@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.etcd_server import binary
+from tests.integration.etcd_server import binary, wait_until
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig
 
 NOBODY = 65534
@@ -108,12 +108,15 @@ def test_other_user_cannot_connect_read_or_write(
     private = (run_dir, state, state / "default", state / "default" / "job")
     assert {path.stat().st_mode & 0o777 for path in private} == {0o700}
     stored = state / "default" / "job"
+    awaited = "the first output of the workers"
+    wait_until(lambda: any(stored.glob("logs/*/trainer.log")), awaited, PATIENCE_SECONDS)
+    wait_until(lambda: any(rig.job.glob("worker-*")), awaited, PATIENCE_SECONDS)
     files = [path for path in stored.iterdir() if path.is_file()]
     files += [*stored.glob("logs/*.log"), *stored.glob("logs/*/trainer.log")]
     assert {path.name for path in files} >= {"lock", "run.json", "status.json", "trainer.log"}
     assert not [path for path in files if path.stat().st_mode & 0o077]
-    (written, *_) = rig.job.glob("worker-*")
-    assert written.stat().st_mode & 0o044  # the trainer's own files have the user's umask
+    (output, *_) = rig.job.glob("worker-*")
+    assert output.stat().st_mode & 0o044  # the trainer's own files have the user's umask
     etcds = {pid for pid, command in rig.processes().items() if "--listen-client-urls" in command}
     assert len(etcds) == 1
     assert listeners(etcds) == []
