@@ -58,11 +58,15 @@ def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
     ns.delete("deleted")
     ns.without_pods("deleted")
     kinds = "all,configmaps,leases,networkpolicies,secrets"
-    left = console.json("-n", SYSTEM, "get", kinds)["items"]
-    names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
-    own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
     kept = {"Secret/elasticjob-etcd", "Secret/elasticjob-etcd-authority"}
-    assert own <= kept, "the Secrets of the data that was kept, at most"
+
+    def is_clean() -> bool:
+        left = console.json("-n", SYSTEM, "get", kinds)["items"]
+        names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
+        own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
+        return own <= kept
+
+    until(is_clean, "the Secrets of the data that was kept, at most", 60.0)
 
 
 def test_reinstalled_operator_adopts_running_jobs(
