@@ -51,8 +51,9 @@ def shutdown_time(job: ElasticJob) -> timedelta:
 
 
 FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+SUSPENSION = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 
-_STOPPING = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+_STOPPING = SUSPENSION | FINISHED
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.RUNNING, Phase.RESTARTING}) | _STOPPING,
@@ -100,7 +101,7 @@ def next_phase(
         return current
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
-    stopped = current in (Phase.SUSPENDING, Phase.SUSPENDED)
+    stopped = current in SUSPENSION
     saves = not stopped and is_saving(view, with_own_grace(job, bounds), now, access)
     if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDING if pods else Phase.SUSPENDED
@@ -130,7 +131,7 @@ def lacks_record(
     if not view.readable:
         trained = known is not None and known.round > 0
     return (
-        job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
+        job.status.phase in SUSPENSION
         and job.spec.rendezvous.backend is Backend.ETCD
         and view.outcome is None
         and trained
@@ -140,12 +141,12 @@ def lacks_record(
 
 def awaits_resumption(job: ElasticJob, phase: Phase | None) -> bool:
     """Return True if the job is to be resumed and its last suspension is not complete."""
-    return phase in (Phase.SUSPENDING, Phase.SUSPENDED) and not job.spec.run_policy.suspend
+    return phase in SUSPENSION and not job.spec.run_policy.suspend
 
 
 def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:
     if not view.readable:
-        return Phase.PENDING if current in (Phase.SUSPENDING, Phase.SUSPENDED) else current
+        return Phase.PENDING if current in SUSPENSION else current
     if view.state is RendezvousState.FINAL:
         return Phase.RUNNING
     if current in (Phase.RUNNING, Phase.RESTARTING):

@@ -52,6 +52,7 @@ from elasticjob_operator.domain.plan.launch_failures import (
 )
 from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
+    SUSPENSION,
     cleanup_at,
     deadline,
     expires_at,
@@ -83,9 +84,6 @@ _DELETE_REASONS = {
     StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
     StopReason.DELETED: DeleteReason.JOB_DELETED,
 }
-
-
-_SUSPENDING = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,8 @@ def plan_end(
             stopped, save = OutcomeKind.STOPPED, step.report
             actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
         elif (
-            phase in _SUSPENDING
-            and job.status.phase not in _SUSPENDING
+            phase in SUSPENSION
+            and job.status.phase not in SUSPENSION
             and observed.pods
             and not (view.readable and bounds is None)
         ):
@@ -259,7 +257,7 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
         reason = StopReason.SUSPENDED
     if reason is not None:
         return plan_end(job, observed, phase, reason, now, access)
-    if observed.rendezvous.suspended or (not is_steered(job) and job.status.phase in _SUSPENDING):
+    if observed.rendezvous.suspended or (not is_steered(job) and job.status.phase in SUSPENSION):
         return _plan_resumption(job, observed, phase, now)
     return _plan_active(job, observed, phase, now)
 

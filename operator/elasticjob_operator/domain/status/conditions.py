@@ -22,7 +22,7 @@ from elasticjob_operator.domain.plan.launch_failures import (
     launch_failure_text,
     launch_failures,
 )
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, awaits_resumption
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, SUSPENSION, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
@@ -97,7 +97,7 @@ def _refusal(job: ElasticJob, observed: Observed, phase: Phase) -> Refusal | Non
     return observed.refusal if wanted else None
 
 
-_WITHOUT_PODS = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+_WITHOUT_PODS = SUSPENSION | FINISHED
 """Phases of a job without pods, or whose pods are to end."""
 
 
@@ -303,15 +303,14 @@ def _phase_findings(
 
     running = f"round {view.round} with {counted(view.nodes, 'node')}" if view.round else ""
     closing = observed.bounds.closing if observed.bounds is not None else None
+    before = _saving_condition(job.status)
     reason, suspended = "RoundFinal", "runPolicy.suspend is true"
     if not job.spec.run_policy.suspend:
         known = "its suspension is recorded" if view.readable else "its etcd can be read"
         suspended = f"the job is resumed once {known}"
     if closing is not None and view.outcome is None:
         reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
-    elif (
-        observed.bounds is None and not view.readable and (before := _saving_condition(job.status))
-    ):
+    elif before is not None and observed.bounds is None and not view.readable:
         reason, running = SAVING, before.message  # requested by a previous process
     report = stop_report(stop)
     if stop is not None and report is not None and stop.reason == StopReason.SUSPENDED:

@@ -29,7 +29,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
     WriteParams,
 )
-from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, SUSPENSION
 from elasticjob_operator.domain.status.conditions import warnings_text
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.domain.status.rounds import (
@@ -373,7 +373,7 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
         return
     match after.phase:
         case Phase.PENDING:
-            if before.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
+            if before.phase in SUSPENSION:
                 yield _normal("Resumed", "runPolicy.suspend is false again")
         case Phase.RUNNING:
             nodes = after.rendezvous.nodes if after.rendezvous else after.nodes

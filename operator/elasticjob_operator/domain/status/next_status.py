@@ -29,6 +29,7 @@ from elasticjob_operator.domain.plan.closing_checkpoint import (
 )
 from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
+    SUSPENSION,
     next_phase,
     stop_reason,
     with_own_grace,
@@ -102,7 +103,7 @@ def next_status(
         view = UNREADABLE
     phase = next_phase(job, view, now, observed.pods, observed.bounds, access)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job)
-    suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
+    suspended, finished = phase in SUSPENSION, phase in FINISHED
     # The status of an earlier incarnation does not describe the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
     program = program_digest(job)
@@ -199,7 +200,7 @@ def _last_stop(
     return None if report.result is SaveResult.NOT_TRAINING else _stop_status(reason.value, report)
 
 
-_STOPPED = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+_STOPPED = SUSPENSION | FINISHED
 
 
 def _stop_status(reason: str, save: SaveReport) -> StopStatus:

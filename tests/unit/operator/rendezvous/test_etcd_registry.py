@@ -51,18 +51,28 @@ def job_of(uid: str, endpoint: str = ENDPOINT) -> ElasticJob:
     return parse_manifest(raw)
 
 
-def source_of(secrets: Secrets, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> EtcdSource:
-    """Return the source of a job with this endpoint and Secret."""
+def set_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no informer cache reach its etcd."""
 
     async def reached(*_: object) -> bool:
         return False
 
     monkeypatch.setattr(InformerCache, "reached", reached)
 
+
+def registry(tasks: asyncio.TaskGroup, secrets: Secrets, *allowed: str) -> EtcdRegistry:
+    """Return a registry that accepts these endpoints in jobs."""
+    settings = EtcdSettings((ENDPOINT,), allowed=frozenset(allowed))
+    return EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+
+
+def source_of(secrets: Secrets, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> EtcdSource:
+    """Return the source of a job with this endpoint and Secret."""
+    set_unreachable(monkeypatch)
+
     async def main() -> EtcdSource:
         async with asyncio.TaskGroup() as tasks:
-            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({endpoint}))
-            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            etcds = registry(tasks, secrets, endpoint)
             try:
                 found = await etcds.of(job_of("uid", endpoint))
             finally:
@@ -149,8 +159,7 @@ def test_job_waits_for_the_etcd_that_replaced_another_during_its_first_read(
 
     async def main() -> set[str]:
         async with asyncio.TaskGroup() as tasks:
-            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT}))
-            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            etcds = registry(tasks, secrets, ENDPOINT)
 
             async def reached(*_: object) -> bool:
                 if secrets.password == b"mistyped":
@@ -171,17 +180,12 @@ def test_etcd_that_no_job_uses_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Its client stays for reconciles that still use it, its cache does not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     other = "http://127.0.0.1:8"
-
-    async def reached(*_: object) -> bool:
-        return False
-
-    monkeypatch.setattr(InformerCache, "reached", reached)
+    set_unreachable(monkeypatch)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT, other}))
             secrets = Secrets()
-            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            etcds = registry(tasks, secrets, ENDPOINT, other)
 
             def named() -> list[str]:
                 return [url for etcd in etcds.all()[1:] for url in etcd.client.endpoints]
@@ -209,16 +213,11 @@ def test_etcd_that_no_job_uses_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_etcd_that_a_job_has_left_is_kept_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     other = "http://127.0.0.1:8"
-
-    async def reached(*_: object) -> bool:
-        return False
-
-    monkeypatch.setattr(InformerCache, "reached", reached)
+    set_unreachable(monkeypatch)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT, other}))
-            etcds = EtcdRegistry(settings, Secrets(), tasks, lambda *_: None)  # type: ignore[arg-type]
+            etcds = registry(tasks, Secrets(), ENDPOINT, other)
             await etcds.of(job_of("first"))
             left = etcds.all()[1]
             monkeypatch.setattr(left.cache, "jobs", lambda: (("team", "first"),))
@@ -236,17 +235,12 @@ def test_client_with_a_former_secret_is_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    async def reached(*_: object) -> bool:
-        return False
-
-    monkeypatch.setattr(InformerCache, "reached", reached)
+    set_unreachable(monkeypatch)
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            settings = EtcdSettings((ENDPOINT,), allowed=frozenset({ENDPOINT}))
             secrets = Secrets()
-            etcds = EtcdRegistry(settings, secrets, tasks, lambda *_: None)  # type: ignore[arg-type]
+            etcds = registry(tasks, secrets, ENDPOINT)
             await etcds.of(job_of("uid"))
             secrets.password = b"right"
             await etcds.of(job_of("uid"))
