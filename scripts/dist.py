@@ -66,7 +66,7 @@ def _hatchling(source: Path, target: str, folder: Path, moment: int) -> None:
 
 
 def unpack(archive: Path, folder: str | Path) -> None:
-    """Unpack an archive; patch releases of Python before 3.11.4 know no filter."""
+    """Unpack an archive, with the filter `data` from Python 3.11.4 on; earlier ones have none."""
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with tarfile.open(archive) as packed:
         packed.extractall(folder, **options)

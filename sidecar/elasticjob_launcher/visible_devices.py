@@ -1,7 +1,7 @@
 """Accelerators that torch can use, counted in a process of its own: `main`.
 
-The process has the interpreter and environment of the workers. torch is imported only if there may
-be one.
+The process has the interpreter and environment of the workers. torch is imported only if it may
+find one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ _BEFORE_AUTOLOAD = (
     "habana_frameworks.torch",
 )
 """Packages that add a device type, which only torch 2.5 and newer import by themselves."""
-
-
 _BACKENDS = "torch.backends"
 """Entry point group of the packages that torch 2.5 and newer import to add a device type."""
 _OWN_BUILD = re.compile(r"[0-9.]+(\+(cpu|cu[0-9]+|rocm[0-9.]+|xpu))?(\.post[0-9]+)?")
@@ -105,8 +103,10 @@ def _version(torch: Any) -> str:
 
 
 def _built_torch() -> Any:
-    """Return torch's `__version__` and `version`, without the import of torch, which takes seconds;
-    None if they are unknown, or if other packages may add a device type."""
+    """Return torch's `__version__` and `version` without the import of torch, which takes seconds.
+
+    None if they are unknown, or if other packages may add a device type.
+    """
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None or "torch" in sys.modules:

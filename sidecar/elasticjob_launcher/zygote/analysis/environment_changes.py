@@ -419,8 +419,8 @@ class _File(Scope):
     def _call(self, call: ast.Call, certain: bool) -> None:
         function: Any = call.func
         name = self.called_name(function)
-        own = name in self.functions.of
         found = self.functions.of.get(name, ())
+        own = bool(found)
         passed = passes_environ(call, any(self.may_run(function, *each) for each in found))
         if passed:
             self.functions.doubtful.add("")

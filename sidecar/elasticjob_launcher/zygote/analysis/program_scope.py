@@ -38,7 +38,7 @@ class Functions:
         self.classes: dict[str, tuple[Scope, list[str]]] = {}
         """Classes of all files, each with its file and the names of its bases."""
         self.unsure: set[str] = set()
-        """Classes whose constructor may be another one than an inherited one of the program."""
+        """Classes that may have another constructor than the one they inherit in the program."""
         self.doubtful: set[str] = set()
         self.followed = 0
         self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
@@ -72,12 +72,12 @@ class Functions:
             named |= {each.name for _, each in inherited if self.methods[each] == base}
             if any(self.is_unsure(each, base) for _, each in inherited):
                 self.unsure.add(node.name)
-        stores = {getattr(e, "id", "") for e in nodes(node) if isinstance(e, ast.Name)}
+        mentioned = {e.id for e in nodes(node) if isinstance(e, ast.Name)}
         defined = {e.name for e in nodes(node) if isinstance(e, ast.FunctionDef)}
         if (
             node.decorator_list
             or not all(self._is_own_base(file, *each) for each in zip(bases, node.bases))
-            or (stores | defined) & CONSTRUCTORS
+            or (mentioned | defined) & CONSTRUCTORS
         ):
             self.unsure.add(node.name)
         for _, each in self.of.get(node.name, ()):
@@ -91,7 +91,7 @@ class Functions:
         return own or name in ("object", "ABC")
 
     def is_unsure(self, function: ast.AST, name: str) -> bool:
-        """Return True if another constructor may replace that inherited one of a class."""
+        """Return True for an inherited constructor that the class of that name may replace."""
         return name in self.unsure and self.methods.get(function, name) != name
 
     def is_implicit(self, function: Any, name: str) -> bool:
