@@ -10,7 +10,7 @@ HOME ?= $(shell echo ~)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticjob
 PY := .venv/bin/python
 # Tests of real processes and of pods wait for most of their time.
-JOBS ?= $(shell expr $$(nproc) + 2)
+JOBS ?= $(shell expr $$(nproc) + 3)
 E2E_JOBS ?= 4
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 # The tests start thousands of interpreters, which would compile the checkout's modules each time.
@@ -116,16 +116,16 @@ check: lint types imports generated docs ## run lint, types, docs, unit tests, 1
 
 # The schedules need processor time and no real time, so they get what the other tests leave.
 .PHONY: test schedules servers compiled
-test: install ## run all tests: 5,000 schedules, real servers, a real cluster
+test: install ## run all tests: 2,500 schedules, real servers, a real cluster
 	@$(MAKE) -j2 --output-sync=target lint types imports generated docs etcd kubernetes browser corpus-suite compiled
 	@$(PY) -m scripts.beside build/schedules.log "$(MAKE) schedules" $(MAKE) -j1 servers e2e
 # Otherwise each of pytest's workers, which begin at the same time, would compile all of them.
 compiled: install ## part of test: compile the tests by their collection
 	@mkdir -p build
 	@$(PY) -m pytest -qq --collect-only tests/unit tests/integration >build/collected.log || { cat build/collected.log; exit 1; }
-schedules: install ## part of test: images, simulated schedules: SIM_SEEDS=5000
+schedules: install ## part of test: images, simulated schedules: SIM_SEEDS=2500
 	@$(PY) -m tests.cluster images
-	SIM_SEEDS=$(or $(SIM_SEEDS),5000) $(PY) -m pytest -o cache_dir=build/schedules-cache -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
+	SIM_SEEDS=$(or $(SIM_SEEDS),2500) $(PY) -m pytest -o cache_dir=build/schedules-cache -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
 servers: install etcd kubernetes browser corpus-suite ## part of test: unit and integration tests
 	$(PY) -m scripts.twice -n $(JOBS) --dist worksteal --durations=15 tests/unit tests/integration
 
