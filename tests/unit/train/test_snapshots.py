@@ -31,7 +31,7 @@ from elasticjob.train.codec import decode, encode
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import Body, CorruptSnapshot, read
+from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import Generations
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import StorageFolder
@@ -628,6 +628,61 @@ def test_memory_that_cannot_be_written_leaves_storage(
     assert str(memory) in line
     assert named in line
     assert restored(tmp_path / "storage") == (2, "storage")
+
+
+def test_memory_that_was_full_is_used_again_once_it_has_room(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, free = os.posix_fallocate, [0]
+
+    def allocated(fd: int, offset: int, size: int) -> None:
+        if not free[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, offset, size)
+
+    class Found:
+        f_frsize = 1
+
+        @property
+        def f_bavail(self) -> int:
+            return free[0]
+
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+    monkeypatch.setattr(os, "statvfs", lambda path: Found())
+    snapshots = started(every_steps=1)
+    state = {"x": torch.ones(1000)}
+    kept = []
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 6):
+            free[0] = 1000 if step == 4 else 100_000 * (step > 4)  # at first not enough for one
+            snapshots.save(step, state)
+            found = [held(path) for path in memory.glob("shared.[01]")]
+            kept.append(max((part.version.step for part in found if part is not None), default=0))
+    assert kept == [0, 0, 0, 0, 5]
+    assert snapshots._report._report.trouble == layout.FITS
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records] == [
+        "no more snapshots in the memory of this node",
+        "snapshots in the memory of this node again",
+    ]
+    snapshots.close()
+    assert restored() == (5, "memory")
+
+
+def test_memory_that_is_full_each_time_is_tried_ever_more_rarely(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def full(fd: int, offset: int, size: int) -> None:
+        tried.append(step)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    snapshots = started(every_steps=1)
+    for step in range(1, 50):
+        snapshots.save(step, {"x": torch.ones(1000)})
+    assert tried == [1, 3, 7, 15, 31, 47]
+    assert len(caplog.records) == 1
 
 
 def test_snapshots_are_taken_at_their_interval(memory: Path) -> None:
