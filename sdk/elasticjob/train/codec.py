@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _MAX_DEPTH = 200
 """Maximum depth of nested containers. A decoder needs up to three times as many calls."""
-_INVALID = (
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    RuntimeError,
-    OverflowError,
-    ImportError,
-)
+_INVALID = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 """Errors of a description that this version cannot decode; some are those of torch."""
 _NUMBERS = re.compile(r"[<>|=][biufc]\d+")
 """Pattern of numpy's types of numbers."""
@@ -412,11 +404,12 @@ def _array_of(content: Any, data: memoryview) -> Any:
 
 
 def _number_of(name: str, text: str) -> Any:
-    import numpy
+    import torch
 
     if not _NUMBERS.fullmatch(name):
         raise ValueError(f"unknown dtype {name!r}")
-    return numpy.frombuffer(base64.b64decode(text), name)[0]
+    content = bytearray(base64.b64decode(text))
+    return torch.frombuffer(content, dtype=torch.uint8).numpy().view(name)[0]
 
 
 def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
