@@ -92,9 +92,9 @@ def _why_idle(facts: Facts, current: Round) -> str:
         for row in repeated_losses.lost_again(current, roster)
         if row.member == id and legal_size(bounds, current.nodes + 1) > current.nodes
     ]
-    if bounds.scale_up_wait_seconds > 0:
+    if bounds.scale_up_wait_seconds > 0 or current.save is not None:
         # A member that does not coordinate knows only of itself.
-        reasons.append(waiting_reason(bounds, current.nodes, 1))
+        reasons.append(waiting_reason(bounds, current.nodes, 1, current.save))
     reason = "; ".join(filter(None, reasons))
     return f"{text}: {reason}" if reason else text
 

@@ -30,6 +30,8 @@ _INVALID = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, Ov
 """Errors of a description that this version cannot decode; some are those of torch."""
 _NUMBERS = re.compile(r"[<>|=][biufc]\d+")
 """Pattern of numpy's types of numbers."""
+_AS_PYTHONS = frozenset(("bool", "int64", "uint64", "float64", "complex128"))
+"""Numbers of numpy that are restored as Python's, which compute alike. Others have fewer bits."""
 _PLAIN = (type(None), bool, int, float, str)
 _SEQUENCES: dict[type[Any], str] = {
     list: "list",
@@ -194,9 +196,10 @@ class _Encoder:
             value.dtype.kind in "biufc"
         )
         if is_numeric and isinstance(value, numpy.generic):
-            number = value.item()
-            if type(number) in (bool, int, float, complex):  # not a longdouble
-                return self.described(number, path)
+            if value.dtype.name in _AS_PYTHONS:
+                return self.described(value.item(), path)
+            if value.dtype.itemsize <= 8:  # not a longdouble
+                return ["number", [value.dtype.str, base64.b64encode(value.tobytes()).decode()]]
         if is_numeric and type(value) is numpy.ndarray:
             flat = value.copy(order="C").reshape(-1).view("u1")
             content = self._tensor(torch.from_numpy(flat), path)
@@ -246,6 +249,15 @@ class _Encoder:
         return described
 
     def _written(self, tensor: torch.Tensor) -> Any:
+        order = _order_in_memory(tensor)
+        if order is None:
+            return ["tensor", self._content(tensor)]
+        content = self._content(tensor.permute(order))
+        content[1] = list(tensor.shape)
+        return ["strided", [*content, list(tensor.stride())]]
+
+    def _content(self, tensor: torch.Tensor) -> list[Any]:
+        """Write a tensor in the order of its dimensions; return its type, shape and place."""
         staged = self._stage(tensor)
         offset, size = self._size, staged.numel() * staged.element_size()
         if size:
@@ -254,7 +266,7 @@ class _Encoder:
             if padding:
                 self.views.append(memoryview(bytes(padding)))
             self._size += size + padding
-        return ["tensor", [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]]
+        return [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]
 
 
 def with_metadata(made: Any, value: Any) -> Any:
@@ -309,6 +321,26 @@ def _advice(kind: type) -> str:
     return "convert it to tensors, numbers, strings, lists and dicts"
 
 
+def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor from the largest stride to the smallest.
+
+    None if it has the strides of a new tensor, or does not fill its memory. With `channels_last`,
+    for example, an optimizer's state has the strides of its parameter, and fused optimizers read
+    both in the order of their memory.
+    """
+    strides, expected = tensor.stride(), 1
+    if not tensor.numel():
+        return None
+    for size, stride in zip(reversed(tensor.shape), reversed(strides)):
+        if stride != expected:
+            break
+        expected *= size
+    else:
+        return None
+    order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+    return order if tensor.permute(order).is_contiguous() else None
+
+
 def _memory(tensor: torch.Tensor, size: int) -> memoryview:
     """Return the memory of a dense tensor; the view keeps the tensor alive."""
     array = (ctypes.c_char * size).from_address(tensor.data_ptr())
@@ -324,6 +356,9 @@ def _decoded(described: Any, data: memoryview) -> Any:
     kind, content = described
     if kind == "tensor":
         return _tensor_of(content, data)
+    if kind == "strided":
+        *content, strides = content
+        return _tensor_of(content, data).as_strided(content[1], strides)
     if kind in ("bytes", "bytearray"):
         found = base64.b64decode(content)
         return found if kind == "bytes" else bytearray(found)
@@ -335,6 +370,8 @@ def _decoded(described: Any, data: memoryview) -> Any:
         return _dtype(content)
     if kind == "ndarray":
         return _array_of(content, data)
+    if kind == "number":
+        return _number_of(*content)
     if kind == "sharded":
         number, dtype, shape = content
         _dtype(dtype)
@@ -364,6 +401,15 @@ def _array_of(content: Any, data: memoryview) -> Any:
     if not _NUMBERS.fullmatch(name):
         raise ValueError(f"unknown dtype {name!r}")
     return _decoded(described, data).numpy().view(name).reshape(shape)
+
+
+def _number_of(name: str, text: str) -> Any:
+    import torch
+
+    if not _NUMBERS.fullmatch(name):
+        raise ValueError(f"unknown dtype {name!r}")
+    content = bytearray(base64.b64decode(text))
+    return torch.frombuffer(content, dtype=torch.uint8).numpy().view(name)[0]
 
 
 def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:

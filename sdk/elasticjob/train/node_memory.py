@@ -1,13 +1,15 @@
 """Snapshots of one rank in the memory of its node, and the troubles of that memory.
 
 Memory that is full or cannot be written ends no training: the worker reports it, logs one warning,
-and goes on with snapshots in storage alone.
+and goes on with snapshots in storage alone. Memory that was full is used again once it has room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("elasticjob.train")
 
+MAX_PAUSE = 16
+"""Largest number of regular snapshots after which memory that was full is examined again."""
+
 
 class NodeMemory:
     """Snapshots of this rank in the memory of its node.
@@ -36,7 +41,7 @@ class NodeMemory:
         report: report of this worker.
 
     Attributes:
-        buffers: the memory; None without a folder, and once it cannot be used.
+        buffers: the memory; None without a folder, and while it cannot be used.
     """
 
     def __init__(
@@ -58,6 +63,11 @@ class NodeMemory:
             "with snapshots in storage" if has_storage else "without snapshots of this node"
         )
         self._has_removed = False
+        self._full: tuple[MemoryBuffers, int] | None = None
+        """Memory without room, and the bytes that it must have free to be used again."""
+        self._times_full = self._pause = 0
+        self._lacking: int | None = None
+        """`Part.rank` of the part for which there was no room."""
 
     @property
     def folder(self) -> Path | None:
@@ -91,6 +101,20 @@ class NodeMemory:
         """
         return self.buffers is None or self._write(self.buffers, self.buffers.commit, part, body)
 
+    def examine(self) -> None:
+        """Use memory again that was full and has room now, before a regular snapshot.
+
+        The snapshots between two examinations become more with each failure, up to `MAX_PAUSE`.
+        """
+        if self._full is None:
+            return
+        self._pause -= 1
+        buffers, needed = self._full
+        with contextlib.suppress(OSError):
+            found = os.statvfs(buffers.folder)
+            if self._pause <= 0 and found.f_bavail * found.f_frsize >= needed:
+                self._full, self.buffers = None, buffers
+
     def _write(
         self,
         buffers: MemoryBuffers,
@@ -113,10 +137,12 @@ class NodeMemory:
             return False
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+            may_end = full and not isinstance(error, NoRoom)
             trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
             self._report.change(trouble=trouble, size=needed)
-            log.warning(
+            log.log(
+                logging.DEBUG if may_end and self._times_full else logging.WARNING,
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
                 buffers.folder,
                 error.strerror,
@@ -124,6 +150,17 @@ class NodeMemory:
                 self._place_left,
             )
             self.buffers = None
+            if may_end:
+                self._times_full += 1
+                self._pause = min(2**self._times_full, MAX_PAUSE)
+                self._full = buffers, body.size + body.size // 8
+                self._lacking = part.rank
+            return True
+        if self._lacking == part.rank:
+            self._lacking = None
+            self._report.change(trouble=layout.FITS)
+            if self._times_full == 1:
+                log.warning("snapshots in the memory of this node again: %s", buffers.folder)
         return True
 
     def seed(self, part: Part, body: Body) -> None:

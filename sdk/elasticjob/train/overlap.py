@@ -207,7 +207,8 @@ class Overlap:
             self._streams[device] = cuda.Stream(device)
         stream, current = self._streams[device], cuda.current_stream(device)
         source = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        key = (tensor.data_ptr(), tuple(source.shape), source.dtype)
+        form = tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        key = (tensor.data_ptr(), *form)  # not that of another view of the same memory
         if key in self._used:
             return self._used[key]
         made = self._pinned.get(key)

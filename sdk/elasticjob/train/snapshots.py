@@ -446,6 +446,7 @@ class Snapshots:
             return False
         if self._overlap is not None:
             self._overlap.begin()
+        self._memory.examine()
         since, self._taken_at = time.monotonic() - self._taken_at, time.monotonic()
         if keeps:  # for copies in progress, which no others may follow before their end
             self._await_copies(since, 0.25)

@@ -100,6 +100,7 @@ class StopCopy:
         self._record = record
         self._refused = Loss.UNKNOWN
         """Reason for which this rank does not hold; unknown if another one does not."""
+        self._folder = memory.folder  # also while the memory is full
         self._releases, self._skips = 0, False  # since the last `save`; True if it left out steps
         self._changed = threading.Condition()
         self._held: Held | None = None
@@ -430,7 +431,7 @@ class StopCopy:
             return
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        folder = self._memory.folder
+        folder = self._folder
         if folder is None:
             return
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -725,6 +725,21 @@ def test_optimizers_step_waits_for_copies_from_a_device_on_the_device_alone(
     assert copies._from_device(weight, is_source) is first  # pinned memory is used again
 
 
+def test_views_of_the_same_memory_of_a_device_are_copied_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overlap, "_cuda", Device)
+    monkeypatch.setattr(overlap, "_pinned_like", torch.empty_like)
+    monkeypatch.setattr(overlap, "_copy", lambda source, target, stream: target.copy_(source))
+    copies = Overlap(Optimizers(()))
+    copies.begin()
+    whole = torch.arange(16.0).reshape(4, 4)
+    number = torch.tensor([1 + 2j])
+    views = [whole, whole.t(), whole[:2, :2], whole[::2, :2], number, number.conj()]
+    for view in views:
+        assert torch.equal(copies._from_device(view, False), view)
+
+
 def test_interval_keeps_the_overhead_below_its_share() -> None:
     interval = Interval(None, None, 0.01)
     interval.start(10, 0.0)

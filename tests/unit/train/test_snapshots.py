@@ -31,7 +31,7 @@ from elasticjob.train.codec import decode, encode
 from elasticjob.train.exchange import Exchange
 from elasticjob.train.gang import Gang
 from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import Body, CorruptSnapshot, read
+from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import Generations
 from elasticjob.train.storage import StorageWrite
 from elasticjob.train.storage_folder import StorageFolder
@@ -277,6 +277,18 @@ def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
         assert numpy.array_equal(after, before)
 
 
+@pytest.mark.parametrize("number", [numpy.float32(0.1), numpy.float16(0.1), numpy.uint8(250)])
+def test_numpy_number_of_few_bits_computes_as_before(number: Any) -> None:
+    body = encode({"number": number})
+    found = decode(Body(body.head_bytes, [memoryview(bytearray(b"".join(body.views)))]))["number"]
+    assert (type(found), found, found / 3) == (type(number), number, number / 3)
+
+
+@pytest.mark.parametrize("number", [numpy.float64(0.1), numpy.int64(3), numpy.bool_(True)])
+def test_numpy_number_that_computes_as_pythons_is_readable_by_older_libraries(number: Any) -> None:
+    assert json.loads(bytes(encode(number).views[0])) == number.item()
+
+
 def test_tensors_are_restored_in_cpu_memory_with_another_default_device(memory: Path) -> None:
     state = {"w": torch.ones(2), "empty": torch.zeros(0, 3), "array": numpy.zeros((0, 2))}
     started().save(3, state)
@@ -369,6 +381,75 @@ def test_tied_weights_are_written_once_and_stay_tied(memory: Path) -> None:
     assert all(torch.equal(found.state[name], tied[name]) for name in tied)
     assert found.state["in"].data_ptr() == found.state["out"].data_ptr()
     assert torch.equal(found.state["other"], weight.t())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(120).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(72.0).as_strided((8, 1, 3, 3), (9, 1, 3, 1)),
+        torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.arange(6).to(torch.complex64).reshape(2, 3).t().conj(),
+    ],
+)
+def test_strides_of_a_tensor_that_fills_its_memory_are_restored(tensor: torch.Tensor) -> None:
+    body = encode({"x": tensor, "y": torch.ones(3)})
+    whole = memoryview(bytearray(b"".join(body.views)))
+    found = decode(Body(body.head_bytes, [whole]))
+    assert torch.equal(found["x"], tensor)
+    assert found["x"].stride() == tensor.stride()
+    assert torch.equal(found["y"], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12).reshape(3, 4)[:, ::2],
+        torch.arange(3).expand(4, 3),
+        torch.empty(0, 3).t(),
+        torch.arange(16).as_strided((2, 3), (2, 1)),
+        torch.ones(2, 3),
+        torch.tensor(4.0),
+    ],
+)
+def test_tensor_with_other_memory_or_usual_strides_is_readable_by_older_libraries(
+    tensor: torch.Tensor,
+) -> None:
+    body = encode(tensor)
+    assert json.loads(bytes(body.views[0]))[0] == "tensor"
+    found = decode(Body(body.head_bytes, [memoryview(bytearray(b"".join(body.views)))]))
+    assert torch.equal(found, tensor)
+
+
+def test_training_of_a_fused_optimizer_with_channels_last_continues_bitwise(memory: Path) -> None:
+    def trained(model: Any, optimizer: Any, steps: range) -> list[float]:
+        losses = []
+        for step in steps:
+            torch.manual_seed(step)
+            values = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            loss = model(values).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        model = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+
+    model, optimizer = made()
+    trained(model, optimizer, range(3))
+    started().save(3, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    expected = trained(model, optimizer, range(3, 8))
+
+    model, optimizer = made()
+    found = Snapshots().restore()
+    assert found is not None
+    model.load_state_dict(found.state["model"])
+    optimizer.load_state_dict(found.state["optimizer"])
+    assert trained(model, optimizer, range(3, 8)) == expected
 
 
 def test_newest_snapshot_of_a_killed_worker_is_restored(memory: Path) -> None:
@@ -547,6 +628,61 @@ def test_memory_that_cannot_be_written_leaves_storage(
     assert str(memory) in line
     assert named in line
     assert restored(tmp_path / "storage") == (2, "storage")
+
+
+def test_memory_that_was_full_is_used_again_once_it_has_room(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, free = os.posix_fallocate, [0]
+
+    def allocated(fd: int, offset: int, size: int) -> None:
+        if not free[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, offset, size)
+
+    class Found:
+        f_frsize = 1
+
+        @property
+        def f_bavail(self) -> int:
+            return free[0]
+
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+    monkeypatch.setattr(os, "statvfs", lambda path: Found())
+    snapshots = started(every_steps=1)
+    state = {"x": torch.ones(1000)}
+    kept = []
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 6):
+            free[0] = 1000 if step == 4 else 100_000 * (step > 4)  # at first not enough for one
+            snapshots.save(step, state)
+            found = [held(path) for path in memory.glob("shared.[01]")]
+            kept.append(max((part.version.step for part in found if part is not None), default=0))
+    assert kept == [0, 0, 0, 0, 5]
+    assert snapshots._report._report.trouble == layout.FITS
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records] == [
+        "no more snapshots in the memory of this node",
+        "snapshots in the memory of this node again",
+    ]
+    snapshots.close()
+    assert restored() == (5, "memory")
+
+
+def test_memory_that_is_full_each_time_is_tried_ever_more_rarely(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def full(fd: int, offset: int, size: int) -> None:
+        tried.append(step)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    snapshots = started(every_steps=1)
+    for step in range(1, 50):
+        snapshots.save(step, {"x": torch.ones(1000)})
+    assert tried == [1, 3, 7, 15, 31, 47]
+    assert len(caplog.records) == 1
 
 
 def test_snapshots_are_taken_at_their_interval(memory: Path) -> None:

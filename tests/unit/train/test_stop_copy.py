@@ -143,6 +143,34 @@ def test_stop_copies_the_state_of_the_last_step(memory: Path) -> None:
     assert_same(expected, restored().state)
 
 
+def test_memory_that_was_full_at_the_restore_has_copies_at_stops_once_it_has_room(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, storage = Training(), tmp_path / "storage"
+    first = started(training, storage=storage)
+    steps(training, first, 1, 1)
+    first.save(1, training.state, store=True)
+    first.close()
+    for path in memory.iterdir():
+        path.unlink()
+    real, full = os.posix_fallocate, [True]
+
+    def allocated(fd: int, offset: int, size: int) -> None:
+        if full[0] and Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(memory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+    snapshots = started(training, storage=storage, every_steps=2)
+    assert snapshots._memory.buffers is None
+    steps(training, snapshots, 2, 3)
+    full[0] = False
+    expected = steps(training, snapshots, 4, 11)
+    assert ask(memory)
+    assert restored().step == 11
+    assert_same(expected, restored().state)
+
+
 def test_stop_within_the_closure_of_an_optimizer_copies_the_step_before(memory: Path) -> None:
     training = Training()
     snapshots = started(training)

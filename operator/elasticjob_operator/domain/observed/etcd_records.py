@@ -269,7 +269,8 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     if legal_size(bounds, current.nodes + waiting) > current.nodes:
         reasons += [each.text for each in held[:NAMED]]
         reasons += [f"and {len(held) - NAMED} more nodes"] if len(held) > NAMED else []
-    return "; ".join(filter(None, (*reasons, waiting_reason(bounds, current.nodes, waiting))))
+    reasons.append(waiting_reason(bounds, current.nodes, waiting, current.save))
+    return "; ".join(filter(None, reasons))
 
 
 def _held_back(found: Records) -> Iterator[HeldBack]:

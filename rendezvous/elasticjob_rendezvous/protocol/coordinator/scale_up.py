@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_rendezvous.protocol.clock import Timers
-from elasticjob_rendezvous.protocol.records.members import Member, MemberState
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, Save
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import Roster, legal_size
 from elasticjob_rendezvous.protocol.replica import View
@@ -50,10 +50,17 @@ def _checkpoint(view: View, roster: Roster) -> int:
     )
 
 
-def waiting_reason(bounds: RendezvousParams, seats: int, waiting: int) -> str:
-    """Return the reason for the wait of `waiting` newcomers of a final round, for people."""
+def waiting_reason(
+    bounds: RendezvousParams, seats: int, waiting: int, save: Save | None = None
+) -> str:
+    """Return the reason for the wait of `waiting` newcomers of a final round, for people.
+
+    A save before the end of the round may wait for a script that makes no further step.
+    """
     if waiting == 0:
         return ""
+    if save is not None:
+        return f"the workers save after their next step, and stop after {save.seconds:g} s at most"
     if legal_size(bounds, seats + waiting) <= seats:
         return f"the size of {seats} does not grow by {waiting}: they are spare"
     if bounds.scale_up_wait_seconds > 0:

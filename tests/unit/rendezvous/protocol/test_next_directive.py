@@ -148,6 +148,12 @@ def test_member_waiting_for_a_checkpoint_reports_it(bounds: RendezvousParams, sa
     assert said in waits.reason
 
 
+def test_member_waiting_for_the_save_of_the_running_workers_reports_it() -> None:
+    save = Save(Cause(CauseKind.JOIN, ("a",)), 60.0)
+    job = Job("a", "b").sealed("b", number=2).round(2, RoundState.FINAL, nodes=1, save=save)
+    assert directed(job) == Idle(f"round 2 is final: {waiting_reason(BOUNDS, 1, 1, save)}")
+
+
 def test_member_that_was_lost_again_reports_its_losses_and_the_delay() -> None:
     losses = (LossRow(identity("a"), "a", 3, 1, 0, 40_000),)
     job = Job("a", "b").sealed("b", number=2, losses=losses)

@@ -38,6 +38,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     OutcomeKind,
     Round,
     RoundState,
+    Save,
     Snapshots,
     SnapshotTrouble,
 )
@@ -385,6 +386,25 @@ def test_steps_and_wait_reason_are_read() -> None:
     assert view.waiting == 1
     assert view.waiting_reason == "newcomers wait for the next checkpoint, for 600 s at most"
     assert view.members == (here, late)
+
+
+def test_save_before_the_end_of_the_round_is_the_reason_for_the_wait_of_a_newcomer() -> None:
+    here, late = member("pod-0"), replace(member("pod-1", MemberState.WAITING), round=0)
+    cause = Cause(CauseKind.JOIN, ("pod-1",))
+    current = Round(3, RoundState.FINAL, CAUSE, nodes=1, save=Save(cause, 60.0))
+    view = rendezvous_view(
+        decode_records(
+            PREFIX,
+            [
+                kv(KEYS.bounds, RendezvousParams(1, 4)),
+                kv(KEYS.round, current),
+                *(kv(KEYS.session(one.id, one.session), one) for one in (here, late)),
+            ],
+        )
+    )
+    assert view.waiting_reason == (
+        "the workers save after their next step, and stop after 60 s at most"
+    )
 
 
 def lost_again(

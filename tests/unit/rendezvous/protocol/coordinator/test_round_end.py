@@ -22,6 +22,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     LeaveNotice,
     MemberState,
+    Save,
     cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
@@ -619,6 +620,15 @@ def test_wait_reason_of_newcomers(bounds: dict[str, Any], waiting: int, said: st
     reason = waiting_reason(
         RendezvousParams(**{"min_nodes": 1, "max_nodes": 8, **bounds}), 2, waiting
     )
+    assert (said in reason) if said else reason == ""
+
+
+@pytest.mark.parametrize(("waiting", "said"), [(0, ""), (1, "after 60 s at most")])
+def test_wait_reason_of_newcomers_is_the_save_before_the_end_of_the_round(
+    waiting: int, said: str
+) -> None:
+    save = Save(Cause(CauseKind.JOIN), 60.0)
+    reason = waiting_reason(RendezvousParams(1, 8), 2, waiting, save)
     assert (said in reason) if said else reason == ""
 
 
