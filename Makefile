@@ -153,8 +153,8 @@ SEED ?= 1
 partitions: etcd ## run RUNS real network partitions from SEED on, as root; logs in build/partitions
 	$(PY) -m tests.partitions --runs $(RUNS) --seed $(SEED)
 
-.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods bench-goodput gpu-check soak soak-cluster
-bench: bench-rendezvous bench-recovery bench-frameworks bench-crowd bench-overhead bench-interop ## run every benchmark
+.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-jobs bench-overhead bench-pods bench-goodput gpu-check soak soak-cluster
+bench: bench-rendezvous bench-recovery bench-frameworks bench-crowd bench-jobs bench-overhead bench-interop ## run every benchmark
 bench-rendezvous: etcd ## time of N processes to get ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
 bench-recovery: etcd ## time from a fault to the next step, ours and torchrun's: build/bench/recovery.json
@@ -163,6 +163,8 @@ bench-frameworks: etcd ## time from a killed worker to the next step of six fram
 	$(PY) -m bench.frameworks
 bench-crowd: etcd ## requests and CPU time per member, up to 1,024 members: build/bench/crowd.json
 	$(PY) -m bench.crowd
+bench-jobs: etcd kubernetes ## processor time of operator and API server for 100 jobs: build/bench/jobs.json
+	$(PY) -m bench.jobs
 bench-overhead: etcd ## step time with and without the sidecar: build/bench/overhead.json
 	$(PY) -m bench.overhead
 bench-interop: etcd ## gangs of torchrun and our nodes through twenty changes each: build/bench/interop.json

@@ -56,6 +56,15 @@ def test_crowd_benchmark_counts_requests_of_members_in_shared_processes(tmp_path
     assert all(1 < count <= 8 for count in content["requests_per_member"].values())
 
 
+def test_jobs_benchmark_measures_operator_and_api_server(tmp_path: Path) -> None:
+    content = measured(tmp_path, "jobs", "--jobs=3", "--nodes=2", "--idle-seconds=1")
+    phases = {phase["name"]: phase for phase in content["phases"]}
+    assert list(phases) == ["create pods", "pods run", "first round", "next round", "no change"]
+    changes = [phases[name] for name in ("create pods", "first round", "next round")]
+    assert all(phase["operator"] > 0 and phase["api_server"] > 0 for phase in changes)
+    assert content["operator_memory_mib"] > 10
+
+
 def test_overhead_benchmark_compares_training_with_and_without_agent(tmp_path: Path) -> None:
     content = measured(tmp_path, "overhead", "--turns=2", "--idle-seconds=2")
     assert content["agent"]["resident_mib"] <= 60
