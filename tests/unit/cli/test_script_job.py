@@ -143,5 +143,5 @@ def test_empty_words_of_a_shell_are_named() -> None:
     """As from a variable without a value."""
     with pytest.raises(BadInput, match="the name of the module behind -m is empty"):
         command_of(Target.MODULE, [""])
-    with pytest.raises(InvalidFile, match="^'': must be a readable file: its name is empty"):
+    with pytest.raises(InvalidFile, match=r"^'': must be a readable file: its name is empty"):
         load_file("")

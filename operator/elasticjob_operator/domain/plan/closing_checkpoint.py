@@ -105,8 +105,8 @@ def store_access(
 
     Args:
         wait_seconds: time for which a store that cannot be read is waited for.
-        requested_at: time of a request for a checkpoint, from which this time counts at the latest:
-            each process of the operator counts the time of an outage anew.
+        requested_at: time of a request for a checkpoint; the wait ends `wait_seconds` after it,
+            also if the operator was restarted since.
     """
     store, left = observed.store, wait_seconds - observed.unreadable_seconds
     if requested_at is not None:
