@@ -26,14 +26,22 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _REASON = re.compile(r"Error from server \((\w+)\): ")
 _PREFIX = re.compile(r"(error: |Error from server( \(\w+\))?: )+")
 """Prefixes of kubectl's messages."""
+_CHECK_ADDRESS = "check the cluster's address with `kubectl cluster-info`"
+_NO_API_SERVER = f"this is no answer of an API server: {_CHECK_ADDRESS}, and proxies on the way"
+_FORBIDDEN = "ask the cluster's administrator for this permission"
+_SIGN_IN = "sign in, or renew the user's credentials in the kubeconfig"
 _REMEDIES = (
-    ("was refused", "check the cluster's address with `kubectl cluster-info`"),
-    ("no such host", "check the cluster's address with `kubectl cluster-info`"),
+    ("was refused", _CHECK_ADDRESS),
+    ("no such host", _CHECK_ADDRESS),
+    ("looking for beginning of value", _NO_API_SERVER),
+    ("unexpected end of JSON input", _NO_API_SERVER),
     ("x509:", "check certificate-authority-data of the cluster in the kubeconfig"),
     ("the server doesn't have a resource type", "install ElasticJob's Helm chart on the cluster"),
-    ("is forbidden", "ask the cluster's administrator for this permission"),
-    ("provide credentials", "sign in, or renew the user's credentials in the kubeconfig"),
-    ("Unauthorized", "sign in, or renew the user's credentials in the kubeconfig"),
+    ("is forbidden", _FORBIDDEN),
+    ("provide credentials", _SIGN_IN),
+    ("Unauthorized", _SIGN_IN),
+    ("an error on the server", "try again; if it lasts, the API server's log has the cause"),
+    ("currently unable to handle", "try again; if it lasts, check the API server and its etcd"),
 )
 """Remedies for messages with a sign; the first match counts."""
 _NO_CONTEXT = "the kubeconfig has no context {0}: `kubectl config get-contexts` lists them"
@@ -114,6 +122,9 @@ class Answer:
                 raise Refused(text.format(*map(echoed, found.groups()[:1]), *found.groups()[1:]))
         remedy = next((text for sign, text in _REMEDIES if sign in answer[-1]), "")
         reason = next((found[1] for line in self.errors if (found := _REASON.match(line))), "")
+        if answer == ["unknown"] and reason:  # kubectl's word for an answer without a message
+            answer = [reason]
+            remedy = _FORBIDDEN if reason == "Forbidden" else ""
         raise Refused(
             f"the cluster's answer: {'; '.join([*answer, *([remedy] if remedy else [])])}", reason
         )

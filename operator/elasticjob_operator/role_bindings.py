@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import kopf
 
@@ -32,8 +32,7 @@ from elasticjob_operator.kubernetes.client import (
     KubeError,
     NotFound,
 )
-from elasticjob_operator.reconcile.watches import register_login
-from elasticjob_operator.reconcile.watches import settings as kopf_settings
+from elasticjob_operator.reconcile.watches import register_login, watch
 from elasticjob_operator.replica.health import Health, serve_health
 from elasticjob_operator.replica.signals import run_until_signal
 
@@ -197,13 +196,7 @@ class Binder:
         """Serve until cancelled, or until the watch fails."""
         async with asyncio.TaskGroup() as tasks:
             keeper = tasks.create_task(self._keep())
-            await kopf.operator(
-                registry=self._registry(),
-                settings=kopf_settings(),
-                clusterwide=True,
-                # Otherwise kopf looks up the user's name, which a container's uid may not have.
-                identity=cast(Any, self._request.role),
-            )
+            await watch(self._registry(), self._request.role, clusterwide=True)
             keeper.cancel()
 
     async def _keep(self) -> None:

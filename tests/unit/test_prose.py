@@ -66,6 +66,10 @@ FOREIGN = {
         "the server doesn't have a resource type",
         "is forbidden",
         "provide credentials",
+        "looking for beginning of value",
+        "unexpected end of JSON input",
+        "an error on the server",
+        "currently unable to handle",
     },
     "gRPC": {
         "failed to connect to all addresses",

@@ -27,7 +27,7 @@ from elasticjob_cli.local.control import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder, find_job, list_jobs
 from elasticjob_cli.output import show, show_text, terminal_width
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
-from elasticjob_operator.model.manifest import shown
+from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
 from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_rendezvous.protocol.text import counted, one_line
 
@@ -148,7 +148,8 @@ def apply(
     if there is None:
         raise BadInput(
             "apply needs a cluster: add --cluster for the current context, or --context; "
-            f"`elasticjob run {shown(file)}` runs it on this machine"
+            f"`elasticjob run {'-' if file == STANDARD_INPUT else shown(file)}` runs it on this "
+            "machine"
         )
     show(*cluster_actions.applied(ClusterReader.of(there), file))
 

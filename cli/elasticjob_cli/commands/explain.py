@@ -10,6 +10,7 @@ from elasticjob_cli.local.stored_job import read_job
 from elasticjob_cli.output import show, terminal_width
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.explain.phrases import sentence, stop_texts
+from elasticjob_operator.domain.plan.lifecycle import SUSPENSION
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_rendezvous.protocol.text import one_line
 
@@ -50,7 +51,7 @@ def is_runner_gone(found: ElasticJob, running: bool) -> bool:
 
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
     """Explain a local job from its runner's last status, or that the runner is gone."""
-    if found.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
+    if found.status.phase in SUSPENSION:
         return (INTERRUPTED, *map(sentence, stop_texts(found.status)))
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (RUNNER_GONE,)

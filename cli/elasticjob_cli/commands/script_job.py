@@ -132,6 +132,8 @@ def command_of(kind: Target, words: Sequence[str]) -> list[str]:
                 f"{_nearest(script)}"
             )
         return ["python3", *words]
+    if kind is Target.MODULE and not words[0]:
+        raise BadInput("the name of the module behind -m is empty")
     return ["python3", "-m", *words] if kind is Target.MODULE else list(words)
 
 

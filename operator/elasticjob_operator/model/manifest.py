@@ -234,6 +234,8 @@ class InvalidFile(ValueError):
 
 def shown(file: Path | str) -> str:
     """Return the name of a file for messages."""
+    if file == "":
+        return "''"
     return "standard input" if file == STANDARD_INPUT else bounded(str(Path(file)))
 
 
@@ -264,6 +266,8 @@ def read_text(file: Path | str) -> str:
 
 def _content(file: Path | str) -> bytes:
     """Read at most one byte more than `MOST_BYTES`, which suffices to detect an excess."""
+    if file == "":
+        raise ValueError("its name is empty, as that of a variable without a value")
     if file != STANDARD_INPUT:
         with Path(file).open("rb") as opened:
             return opened.read(MOST_BYTES + 1)

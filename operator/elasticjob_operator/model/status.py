@@ -282,6 +282,17 @@ class Straggler(StatusModel):
     """Time of the first observation."""
 
 
+class LaunchFailures(StatusModel):
+    """Pods that could not be started, or failed before they were nodes of the rendezvous."""
+
+    pod: str
+    """Name of the last one."""
+    count: int = 1
+    """Number of these pods."""
+    message: str = ""
+    """End of the last one."""
+
+
 class CreationRefusal(StatusModel):
     """Refusal to create pods."""
 
@@ -447,6 +458,11 @@ class Status(StatusModel):
     """Latest failure of the run."""
     last_stop: StopStatus | None = None
     """Last planned stop of the whole job; absent once it trains again."""
+    checkpoint_request_time: Timestamp | None = None
+    """Time at which the workers were asked for a checkpoint before a planned stop; absent once the
+    pods are deleted."""
+    launch_failures: LaunchFailures | None = None
+    """Pods that failed at launch since the last round; absent once they are replaced."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
     store_refusal: StoreRefusal | None = None

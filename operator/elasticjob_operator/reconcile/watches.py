@@ -10,9 +10,10 @@ that one LIST showed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, cast
 
 import kopf
 
@@ -261,3 +262,32 @@ class _NoProgress(kopf.ProgressStorage):
 
     def clear(self, *, essence: Any) -> Any:
         return essence
+
+
+class _AllTasks(Collection["asyncio.Task[Any]"]):
+    """Set of all tasks of the process, also of later ones."""
+
+    def __contains__(self, task: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(asyncio.all_tasks())
+
+    def __len__(self) -> int:
+        return len(asyncio.all_tasks())
+
+
+async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> None:
+    """Run kopf's watches until SIGINT or SIGTERM, until cancelled, or until a watch fails.
+
+    `kopf.operator` takes each task that began after it for one of its own: at a signal it waits for
+    them for five seconds, then cancels them. Those tasks belong to groups of their own.
+    """
+    tasks = await kopf.spawn_tasks(
+        registry=found,
+        settings=settings(),
+        # Otherwise kopf looks up the user's name, which a container's uid may not have.
+        identity=cast(Any, identity),  # kopf has a type of its own for it
+        **scope,
+    )
+    await kopf.run_tasks(tasks, ignored=_AllTasks())

@@ -26,6 +26,7 @@ from elasticjob_operator.kubernetes.client import Forbidden, Kube, Unauthorized
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile import namespaces as namespaces_module
 from elasticjob_operator.reconcile import resync as resync_module
+from elasticjob_operator.reconcile import watches
 from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.resync import Resync
@@ -204,7 +205,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         found.networking.error_backoffs = (0.5, 0.5)
         return found
 
-    monkeypatch.setattr(active, "kopf_settings", impatient)
+    monkeypatch.setattr(watches, "settings", impatient)
     monkeypatch.setattr(active, "FIRST_READ_SECONDS", 0.1)
     monkeypatch.setattr(namespaces_module, "CHECK_SECONDS", 0.1)
 

@@ -94,6 +94,22 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             'Error from server (NotFound): elasticjobs.elasticjob.dev "x" not found',
             'the cluster\'s answer: elasticjobs.elasticjob.dev "x" not found',
         ),
+        (
+            "error: invalid character '<' looking for beginning of value",
+            "the cluster's answer: invalid character '<' looking for beginning of value; this is "
+            "no answer of an API server: check the cluster's address with `kubectl cluster-info`, "
+            "and proxies on the way",
+        ),
+        (
+            "Error from server (Forbidden): unknown",
+            "the cluster's answer: Forbidden; ask the cluster's administrator for this permission",
+        ),
+        (
+            "Error from server (ServiceUnavailable): the server is currently unable to handle the "
+            "request",
+            "the cluster's answer: the server is currently unable to handle the request; try "
+            "again; if it lasts, check the API server and its etcd",
+        ),
     ],
 )
 def test_errors_of_the_kubeconfig_are_own_texts(said: str, shown: str) -> None:

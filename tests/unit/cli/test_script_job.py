@@ -19,7 +19,7 @@ from elasticjob_cli.commands.script_job import (
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.differences import check_accelerators, ignored_parts
 from elasticjob_operator.domain.launch.variables import expanded
-from elasticjob_operator.model.manifest import load_file
+from elasticjob_operator.model.manifest import InvalidFile, load_file
 from tests.paths import ROOT
 
 OPTIONS = {"--nodes": True, "-f": True, "--plain": False, "-m": False}
@@ -137,3 +137,11 @@ def test_missing_accelerators_are_refused_unless_workers_are_chosen() -> None:
     assert "Nothing was started" in str(refused.value)
     (remark,) = check_accelerators(job, nothing, on_cpus=True)
     assert remark.endswith("running without them")
+
+
+def test_empty_words_of_a_shell_are_named() -> None:
+    """As from a variable without a value."""
+    with pytest.raises(BadInput, match="the name of the module behind -m is empty"):
+        command_of(Target.MODULE, [""])
+    with pytest.raises(InvalidFile, match=r"^'': must be a readable file: its name is empty"):
+        load_file("")

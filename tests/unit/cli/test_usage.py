@@ -51,6 +51,7 @@ def said(line: str) -> str:
         ("init train.py --image=", "--image must be the name of an image, such as"),
         ("apply -n team good.yaml", "Give the manifest with it: `-f good.yaml`."),
         ("apply", "Give the manifest with it: `-f FILE`."),
+        ("apply -f -", "`elasticjob run -` runs it on this machine"),
     ],
 )
 def test_word_of_another_program_is_refused_with_the_remedy(line: str, remedy: str) -> None:

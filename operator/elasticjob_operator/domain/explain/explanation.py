@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from elasticjob_operator.domain.explain.catalog import OBSTACLES
 from elasticjob_operator.domain.explain.history import (
-    ENDED_PHASES,
     failure_sentences,
     goodput_sentences,
     interruption_sentences,
@@ -33,9 +32,9 @@ from elasticjob_operator.domain.explain.phrases import (
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
-from elasticjob_operator.domain.plan.backends import STORE_INDEX
+from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
-from elasticjob_operator.domain.plan.lifecycle import awaits_resumption
+from elasticjob_operator.domain.plan.lifecycle import STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import LAUNCH_FAILED, refusal_of, shows_saving
 from elasticjob_operator.domain.status.failures import removal_cause
@@ -114,8 +113,8 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
 def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
     """Yield the last pod that failed at launch since the last round, until it is replaced.
 
-    Only the operator knows the members among pods that were never Ready: condition PodsReady has
-    its decision.
+    Only the operator knows the members among pods that were never Ready: condition PodsReady and
+    `launchFailures` have its decision.
     """
     if status.pods is None or status.pods.active >= (status.wanted_nodes or 0):
         return
@@ -124,9 +123,14 @@ def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
         for condition in status.conditions
     ):
         return
+    if known := status.launch_failures:
+        yield Blocker(launch_failure_text(known.pod, known.count, quoted(known.message)))
+        return
+    # The previous release did not write them.
     finals = [found.final_time for found in status.rounds if found.final_time is not None]
     if failed := failed_since(pods, max(finals, default=None)):
-        yield Blocker(launch_failure_text(failed, quoted(failed[-1].end_message)))
+        last = failed[-1]
+        yield Blocker(launch_failure_text(last.name, len(failed), quoted(last.end_message)))
 
 
 def _transient(pods: list[Pod], per_node: bool) -> Iterator[Blocker]:
@@ -230,7 +234,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
 
 
 def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
-    ends = job.status.phase in ENDED_PHASES or job.metadata.deletion_timestamp is not None
+    ends = job.status.phase in STOPPING or job.metadata.deletion_timestamp is not None
     return lost_label_sentences(() if ends else (pod for pod in pods if pod.active))
 
 
@@ -238,7 +242,7 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
     status, refusal = job.status, refusal_of(job.status)
     elsewhere = refusal is not None and refusal[0] in _ETCD_OBSTACLES
     unknown = _current(status).state is RendezvousState.UNKNOWN
-    if status.rendezvous is None or not unknown or status.phase in ENDED_PHASES or elsewhere:
+    if status.rendezvous is None or not unknown or status.phase in STOPPING or elsewhere:
         return
     source = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
     yield (
@@ -442,7 +446,9 @@ def _refused_resumption(job: ElasticJob, phase: Phase) -> Iterator[str]:
 
 def _suspended(job: ElasticJob, phase: Phase, pods: list[Pod]) -> str:
     left, when = [pod.name for pod in pods], "runPolicy.suspend is false again"
-    if awaits_resumption(job, phase):
+    if awaits_resumption(job, phase) and not is_steered(job):
+        when = "its pods have stopped"
+    elif awaits_resumption(job, phase):
         unknown = _current(job.status).state is RendezvousState.UNKNOWN
         when = "its etcd can be read" if unknown else "its suspension is complete and recorded"
     text = f"{phase}: it resumes from its last checkpoint once {when}"

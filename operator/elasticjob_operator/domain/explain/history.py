@@ -10,6 +10,7 @@ from elasticjob_operator.domain.explain.catalog import (
     failure_remedy,
 )
 from elasticjob_operator.domain.explain.phrases import quoted, round_cause, time_text
+from elasticjob_operator.domain.plan.lifecycle import STOPPING
 from elasticjob_operator.domain.status.failures import latest_failure, round_began_at
 from elasticjob_operator.domain.status.rounds import (
     PLANNED_CAUSES,
@@ -25,12 +26,10 @@ from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.text import counted
 
-ENDED_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDING, Phase.SUSPENDED)
-
 
 def interruption_sentences(status: Status) -> Iterator[str]:
     """Yield the latest interruption with its phases, then the nodes that joined since."""
-    if status.phase in (*ENDED_PHASES, None):
+    if status.phase is None or status.phase in STOPPING:
         return
     later = [found for found in status.rounds if found.cause != CauseKind.START]
     broken = [found for found in later if found.cause != CauseKind.JOIN]
@@ -90,12 +89,12 @@ def failure_sentences(job: ElasticJob) -> Iterator[str]:
     failure = latest_failure(job.status)
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
-    if job.status.phase in ENDED_PHASES and failure.returned is False:
+    if job.status.phase in STOPPING and failure.returned is False:
         failure = failure.model_copy(update={"returned": None})  # no pod takes its place any more
     yield f"{_failure_place(failure)}: {failure_meaning(failure)}" + _message(failure)
     yield failure_remedy(failure)
     used, most = job.status.restarts, job.spec.max_restarts
-    if failure.class_ not in UNCHARGED_CLASSES and job.status.phase not in ENDED_PHASES:
+    if failure.class_ not in UNCHARGED_CLASSES and job.status.phase not in STOPPING:
         yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
 
 

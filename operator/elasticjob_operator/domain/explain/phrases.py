@@ -209,9 +209,9 @@ def pods_left(pods: Iterable[Pod]) -> str:
     stuck, unreachable, kept = [], [], []
     for pod in pods:
         if pod.stuck:
-            stuck.append(f"{pod.name} on {pod.node}" if pod.node else pod.name)
-        elif pod.node_state is NodeState.NOT_READY:
-            unreachable.append(f"{pod.name} on {pod.node}" if pod.node else pod.name)
+            stuck.append(_on_node(pod))
+        elif is_unreachable(pod):
+            unreachable.append(pod)
         elif pod.over and pod.terminating:
             kept.append(pod.name)
     clauses = []
@@ -221,12 +221,36 @@ def pods_left(pods: Iterable[Pod]) -> str:
             "machine restarts"
         )
     if unreachable:
-        clauses.append(f"the kubelet of {named(unreachable)} does not answer")
+        places = named(map(_on_node, unreachable))
+        clauses.append(f"the kubelet of {places} does not answer ({_removal(unreachable)})")
     if kept:
         clauses.append(
             f"the kubelet or a finalizer keeps {named(kept)}, whose containers have ended"
         )
     return "; ".join([*clauses, "a resumption does not wait for them"] if clauses else [])
+
+
+def is_unreachable(pod: Pod) -> bool:
+    """Return True if a pod stays because the kubelet of its machine does not answer."""
+    return not pod.stuck and pod.node_state is NodeState.NOT_READY
+
+
+def _on_node(pod: Pod) -> str:
+    return f"{pod.name} on {pod.node}" if pod.node else pod.name
+
+
+def _removal(pods: Sequence[Pod]) -> str:
+    """Return the remedy for pods on unreachable machines. While a machine may still run, its pods
+    may, too."""
+    if len(pods) == 1 and pods[0].node:
+        return (
+            "once the machine is known to be off, run `kubectl delete node "
+            f"{pods[0].node}` or `kubectl delete pod {pods[0].name} --force`"
+        )
+    return (
+        "once their machines are known to be off, delete their Nodes, or the pods with "
+        "`kubectl delete pod --force`"
+    )
 
 
 _COUNTED = re.compile(r"^\d+ ")

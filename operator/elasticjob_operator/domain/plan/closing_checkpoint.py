@@ -93,7 +93,10 @@ OPEN = StoreAccess()
 
 
 def store_access(
-    observed: Observed, now: datetime, wait_seconds: float = WAIT_SECONDS
+    observed: Observed,
+    now: datetime,
+    wait_seconds: float = WAIT_SECONDS,
+    requested_at: datetime | None = None,
 ) -> StoreAccess:
     """Return the access to the store of the observed job.
 
@@ -102,8 +105,12 @@ def store_access(
 
     Args:
         wait_seconds: time for which a store that cannot be read is waited for.
+        requested_at: time of a request for a checkpoint; the wait ends `wait_seconds` after it,
+            also if the operator was restarted since.
     """
     store, left = observed.store, wait_seconds - observed.unreadable_seconds
+    if requested_at is not None:
+        left = min(left, wait_seconds - (now - requested_at).total_seconds())
     refuses = store is not None and not store.members and store.trouble.refuses
     if store is not None and refuses and store.seconds >= WAIT_SECONDS:
         return StoreAccess(refused=True)

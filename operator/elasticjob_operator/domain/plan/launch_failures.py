@@ -7,7 +7,7 @@ image lacks Python would create and lose a pod every second, forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import Pod, RendezvousView
@@ -67,11 +67,11 @@ def first_rejected(failures: Iterable[Pod]) -> Pod | None:
     return next((pod for pod in failures if pod.rejected), None)
 
 
-def launch_failure_text(failures: Sequence[Pod], message: str) -> str:
-    """Return the clause for these launch failures, oldest first; `message` is the last one's."""
-    more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+def launch_failure_text(name: str, count: int, message: str) -> str:
+    """Return the clause for this number of launch failures; name and message are the last one's."""
+    more = f" and {count - 1} more" if count > 1 else ""
     reason = f": {message}" if message else ""
-    return f"{failures[-1].name}{more} could not be started{reason}"
+    return f"{name}{more} could not be started{reason}"
 
 
 def launch_limit_reason(
@@ -86,7 +86,7 @@ def launch_limit_reason(
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None
-    return launch_failure_text(failures, failures[-1].end_message)
+    return launch_failure_text(failures[-1].name, len(failures), failures[-1].end_message)
 
 
 def _end_time(pod: Pod) -> datetime:

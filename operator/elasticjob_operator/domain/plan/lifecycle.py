@@ -52,13 +52,13 @@ def shutdown_time(job: ElasticJob) -> timedelta:
 
 FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 SUSPENSION = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
-
-_STOPPING = SUSPENSION | FINISHED
+STOPPING = SUSPENSION | FINISHED
+"""Phases of a job without pods, or whose pods are to end."""
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.PENDING: frozenset({Phase.RUNNING, Phase.RESTARTING}) | _STOPPING,
-    Phase.RUNNING: frozenset({Phase.RESTARTING}) | _STOPPING,
-    Phase.RESTARTING: frozenset({Phase.RUNNING}) | _STOPPING,
+    Phase.PENDING: frozenset({Phase.RUNNING, Phase.RESTARTING}) | STOPPING,
+    Phase.RUNNING: frozenset({Phase.RESTARTING}) | STOPPING,
+    Phase.RESTARTING: frozenset({Phase.RUNNING}) | STOPPING,
     Phase.SUSPENDING: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED})
     | FINISHED,
     Phase.SUSPENDED: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING})

@@ -213,7 +213,7 @@ holds an index. Older ones are deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    access = store_access(observed, now, _store_wait_seconds(job, observed))
+    access = _access(job, observed, now)
     found = replace(_limited(_plan(job, observed, now, access), now), access=access)
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.requested:
@@ -225,15 +225,16 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     return replace(found, actions=(write, *found.actions))
 
 
-def _store_wait_seconds(job: ElasticJob, observed: Observed) -> float:
-    """Return the time for which an unreadable store is waited for at a planned stop.
+def _access(job: ElasticJob, observed: Observed, now: datetime) -> StoreAccess:
+    """Return the access to the store of the job at a planned stop.
 
     A checkpoint that a previous process requested, whose request this one could not read, gets its
-    time, from the start of this process on.
+    time, from the request on.
     """
     if observed.bounds is not None or not shows_saving(job.status):
-        return WAIT_SECONDS
-    return max(WAIT_SECONDS, closing_seconds(rendezvous_params(job, 1, 1)))
+        return store_access(observed, now)
+    seconds = max(WAIT_SECONDS, closing_seconds(rendezvous_params(job, 1, 1)))
+    return store_access(observed, now, seconds, job.status.checkpoint_request_time)
 
 
 def _limited(found: Plan, now: datetime) -> Plan:

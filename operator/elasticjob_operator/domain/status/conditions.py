@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from elasticjob_operator.domain.explain.phrases import pods_left, saving_text, stop_report
+from elasticjob_operator.domain.explain.phrases import (
+    is_unreachable,
+    pods_left,
+    saving_text,
+    stop_report,
+)
 from elasticjob_operator.domain.manifests.job_command import is_decided_by_pods
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
@@ -17,20 +22,23 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.backends import missing_store_host
+from elasticjob_operator.domain.plan.backends import is_steered, missing_store_host
+from elasticjob_operator.domain.plan.closing_checkpoint import MOST_SECONDS
 from elasticjob_operator.domain.plan.launch_failures import (
     launch_failure_text,
     launch_failures,
 )
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, SUSPENSION, awaits_resumption
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
+from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
 from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     Condition,
     CreationRefusal,
+    LaunchFailures,
     LaunchStatus,
     Status,
     StopStatus,
@@ -93,12 +101,8 @@ def conditions(
 
 def _refusal(job: ElasticJob, observed: Observed, phase: Phase) -> Refusal | None:
     """Return the refusal to create pods; None for a job that wants none."""
-    wanted = phase not in _WITHOUT_PODS or awaits_resumption(job, phase)
+    wanted = phase not in STOPPING or awaits_resumption(job, phase)
     return observed.refusal if wanted else None
-
-
-_WITHOUT_PODS = SUSPENSION | FINISHED
-"""Phases of a job without pods, or whose pods are to end."""
 
 
 def pods_ready(
@@ -113,7 +117,7 @@ def pods_ready(
     """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
     the other pods and their obstacles."""
     kind, refusal = ConditionType.PODS_READY, _refusal(job, observed, phase)
-    if phase in _WITHOUT_PODS and refusal is None:
+    if phase in STOPPING and refusal is None:
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
     ready = sum(pod.ready for pod in counted_pods.counted)
     if ready >= size.nodes:
@@ -126,7 +130,8 @@ def pods_ready(
     if blocked:
         reason = str(blocked[0].obstacle)
         return Finding(kind, ConditionStatus.FALSE, reason, f"{tally}; {_blocked_text(blocked)}")
-    if text := _failed_launches_text(view, counted_pods, size):
+    if failed := failed_launches(view, counted_pods, size):
+        text = launch_failure_text(failed.pod, failed.count, failed.message)
         return Finding(kind, ConditionStatus.FALSE, LAUNCH_FAILED, f"{tally}; {text}")
     if no_store := missing_store_host(job, observed, counted_pods.counted):
         return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
@@ -141,12 +146,16 @@ LAUNCH_FAILED = "LaunchFailed"
 """Reason of condition PodsReady while pods that failed at launch are not replaced yet."""
 
 
-def _failed_launches_text(view: RendezvousView, pods: CountedPods, size: WantedSize) -> str:
-    """Return the end of the last pod that failed at launch while a pod is missing; else ''."""
+def failed_launches(
+    view: RendezvousView, pods: CountedPods, size: WantedSize
+) -> LaunchFailures | None:
+    """Return the pods that failed at launch, while a pod is missing; None without any."""
     failures = launch_failures(pods.failed, view)
     if not failures or len(pods.counted) >= size.nodes:
-        return ""
-    return launch_failure_text(failures, failures[-1].end_message or "no reason is known")
+        return None
+    last = failures[-1]
+    message = last.end_message or "no reason is known"
+    return LaunchFailures(pod=last.name, count=len(failures), message=message)
 
 
 def _torchrun_hint(job: ElasticJob, view: RendezvousView, launch: LaunchStatus | None) -> str:
@@ -269,6 +278,8 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+MOST_TIME = timedelta(seconds=MOST_SECONDS)
+"""Maximum plausible age of a request for a checkpoint."""
 SAVING = "SavingCheckpoint"
 """Reason of condition Running while the workers save before the job is stopped."""
 
@@ -289,6 +300,31 @@ def _saving_condition(status: Status) -> Condition | None:
     )
 
 
+def checkpoint_request_time(
+    job: ElasticJob, observed: Observed, view: RendezvousView, phase: Phase, now: datetime
+) -> datetime | None:
+    """Return the time of the request for a checkpoint before a planned stop; None without one.
+
+    Without a plausible time in the request, which the job's etcd user may overwrite, it is that of
+    the first status that shows it.
+    """
+    if phase is not Phase.RUNNING:
+        return None
+    closing = observed.bounds.closing if observed.bounds is not None else None
+    if closing is not None and view.outcome is None:
+        requested = utc_time(closing.since_ms)
+        if requested is not None and now - MOST_TIME <= requested <= now:
+            return requested
+    elif not _was_requested_before(job.status, observed, view):
+        return None
+    return job.status.checkpoint_request_time or now
+
+
+def _was_requested_before(before: Status, observed: Observed, view: RendezvousView) -> bool:
+    """Return True if a previous process requested a checkpoint, and this one cannot read it."""
+    return shows_saving(before) and observed.bounds is None and not view.readable
+
+
 def _phase_findings(
     job: ElasticJob,
     observed: Observed,
@@ -307,11 +343,13 @@ def _phase_findings(
     reason, suspended = "RoundFinal", "runPolicy.suspend is true"
     if not job.spec.run_policy.suspend:
         known = "its suspension is recorded" if view.readable else "its etcd can be read"
-        suspended = f"the job is resumed once {known}"
+        suspended = (
+            f"the job is resumed once {known if is_steered(job) else 'its pods have stopped'}"
+        )
     if closing is not None and view.outcome is None:
         reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
-    elif before is not None and observed.bounds is None and not view.readable:
-        reason, running = SAVING, before.message  # requested by a previous process
+    elif before is not None and _was_requested_before(job.status, observed, view):
+        reason, running = SAVING, before.message
     report = stop_report(stop)
     if stop is not None and report is not None and stop.reason == StopReason.SUSPENDED:
         suspended = f"{suspended}; {report.text}"
@@ -320,6 +358,10 @@ def _phase_findings(
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
         _suspended(observed.pods, phase, suspended),
     ]
+
+
+NODE_UNREACHABLE = "NodeUnreachable"
+"""Reason of condition Suspended while a pod stays whose machine does not answer."""
 
 
 def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
@@ -331,7 +373,8 @@ def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
         text = f"waiting for the end of {_names_text([pod.name for pod in pods])}"
         if reasons := pods_left(pods):
             text += f": {reasons}"
-        return Finding(kind, ConditionStatus.FALSE, phase.value, text)
+        reason = NODE_UNREACHABLE if any(map(is_unreachable, pods)) else phase.value
+        return Finding(kind, ConditionStatus.FALSE, reason, text)
     return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 
 

@@ -30,7 +30,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, SUSPENSION
-from elasticjob_operator.domain.status.conditions import warnings_text
+from elasticjob_operator.domain.status.conditions import NODE_UNREACHABLE, warnings_text
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.domain.status.rounds import (
     cold_text,
@@ -324,6 +324,9 @@ def _conditions(before: Status, after: Status) -> Iterator[Event]:
         if now.type in _WARNINGS and true and not _same(was, now):
             yield Event(_WARNINGS[now.type], now.reason, now.message)
         if now.type is ConditionType.PODS_READY and _blocked(now) and not _same_reason(was, now):
+            yield Event(EventType.WARNING, now.reason, now.message)
+        unreachable = now.type is ConditionType.SUSPENDED and now.reason == NODE_UNREACHABLE
+        if unreachable and not _same_reason(was, now):
             yield Event(EventType.WARNING, now.reason, now.message)
         if now.type is ConditionType.RENDEZVOUS_UNAVAILABLE and not _same(was, now):
             yield from _store(was, now)

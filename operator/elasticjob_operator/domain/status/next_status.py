@@ -29,6 +29,7 @@ from elasticjob_operator.domain.plan.closing_checkpoint import (
 )
 from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
+    STOPPING,
     SUSPENSION,
     next_phase,
     stop_reason,
@@ -36,8 +37,10 @@ from elasticjob_operator.domain.plan.lifecycle import (
 )
 from elasticjob_operator.domain.plan.sizes import count_pods, wanted_size
 from elasticjob_operator.domain.status.conditions import (
+    checkpoint_request_time,
     conditions,
     creation_refusal,
+    failed_launches,
 )
 from elasticjob_operator.domain.status.failures import (
     avoided_nodes,
@@ -140,6 +143,10 @@ def next_status(
         first_failure=first_failure(run, latest),
         last_failure=latest,
         last_stop=stop,
+        checkpoint_request_time=checkpoint_request_time(job, observed, view, phase, now),
+        launch_failures=(
+            None if suspended or finished else failed_launches(view, counted_pods, size)
+        ),
         refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
         store_refusal=store_refusal(observed, phase),
         conditions=(
@@ -185,7 +192,7 @@ def _last_stop(
     known = before.last_stop
     if outcome is not None and outcome.save is not None:
         told = outcome.reason or outcome.kind.value
-        stopped = before.phase in _STOPPED or told == StopReason.DELETED
+        stopped = before.phase in STOPPING or told == StopReason.DELETED
         if outcome.save.result is SaveResult.NOT_TRAINING and stopped and known is not None:
             return known if known.reason == told else _stop_status(told, outcome.save)
         return _stop_status(told, outcome.save)
@@ -198,9 +205,6 @@ def _last_stop(
         return known
     report = save_report(view, bounds, refused)
     return None if report.result is SaveResult.NOT_TRAINING else _stop_status(reason.value, report)
-
-
-_STOPPED = SUSPENSION | FINISHED
 
 
 def _stop_status(reason: str, save: SaveReport) -> StopStatus:

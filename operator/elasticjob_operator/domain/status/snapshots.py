@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.observed.state import RendezvousView
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, SUSPENSION
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING
 from elasticjob_operator.domain.status.goodput import is_carried_over, with_reached, with_rounds
 from elasticjob_operator.domain.status.readiness import Finding
 from elasticjob_operator.domain.status.rounds import seconds_text
@@ -22,7 +22,6 @@ SHARED_MEMORY_FULL = "SharedMemoryFull"
 MEMORY_UNUSABLE = "MemoryUnusable"
 STORAGE_SILENT = "StorageNotAnswering"
 STORAGE_UNUSABLE = "StorageUnusable"
-_ENDED = FINISHED | SUSPENSION
 """Phases in which the time of a run is over."""
 _VERSIONS = 2
 """Number of snapshots that a node holds: one of them is always complete."""
@@ -48,7 +47,7 @@ def snapshots_status(
     if before is not None and not reports and is_carried_over(before):
         return before
     counted = before or SnapshotsStatus()
-    if run.phase not in _ENDED or phase not in _ENDED:
+    if run.phase not in STOPPING or phase not in STOPPING:
         counted = with_rounds(counted, rounds, run.rounds, view, now)
         counted = with_reached(counted, view, program)
     if not reports or phase in FINISHED:

@@ -36,6 +36,7 @@ from elasticjob_operator.model.status import (
     Condition,
     CreationRefusal,
     FailureStatus,
+    LaunchFailures,
     RoundStatus,
     Status,
 )
@@ -748,8 +749,10 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
         "job-0, job-1 and job-2 are still being stopped: the workers of job-0 on node-0 cannot be "
         "ended before their disk answers or the machine restarts; the kubelet of job-1 on node-1 "
-        "does not answer; the kubelet or a finalizer keeps job-2, whose containers have ended; a "
-        "resumption does not wait for them. job-0 on node-0 was given up: process 7 waits.",
+        "does not answer (once the machine is known to be off, run `kubectl delete node node-1` or "
+        "`kubectl delete pod job-1 --force`); the kubelet or a finalizer keeps job-2, whose "
+        "containers have ended; a resumption does not wait for them. job-0 on node-0 was given up: "
+        "process 7 waits.",
     ),
 }
 
@@ -891,6 +894,42 @@ def test_reader_without_records_calls_no_member_a_failed_launch(member: bool) ->
     status = next_status(a_job, observed(pod(0).get(), known), NO_MEMBERS, NOW)
     sentences = explanation(told(a_job, status), (pod(0).get(), failed))
     assert ("job-1 could not be started" in " ".join(sentences)) is not member
+
+
+def test_reader_without_records_counts_no_member_among_failed_launches() -> None:
+    failed = [pod(index).stillborn(5 - index, f"end {index}").get() for index in (1, 2, 3)]
+    known = without_members(failed, {failed[0].uid, failed[2].uid})
+    a_job = job(maxNodes=3)
+    status = next_status(a_job, observed(pod(0).get(), *known), NO_MEMBERS, NOW)
+    assert status.launch_failures == LaunchFailures(pod="job-2", message="end 2")
+    text = " ".join(explanation(told(a_job, status), (pod(0).get(), *failed)))
+    assert "job-2 could not be started: end 2" in text
+    assert "job-1" not in text
+    assert "more" not in text
+
+
+def test_failed_launches_are_absent_from_the_status_of_a_suspended_job() -> None:
+    failed = pod(1).stillborn(5, "end").get()
+    a_job = job(maxNodes=2, runPolicy={"suspend": True})
+    status = next_status(a_job, observed(pod(0).get(), failed), NO_MEMBERS, NOW)
+    assert status.launch_failures is None
+
+
+@pytest.mark.parametrize("backend", ["C10d", "EtcdV2"])
+def test_resumption_of_a_torch_backend_waits_for_no_etcd(backend: str) -> None:
+    rendezvous: dict[str, Any] = {"backend": backend}
+    if backend == "EtcdV2":
+        rendezvous["endpoints"] = ["https://etcd:2379"]
+    a_job = job(Status(phase=Phase.SUSPENDING), maxNodes=2, rendezvous=rendezvous)
+    refusal = Refusal(Obstacle.SECRET, "no Secret etcd", NOW)
+    lost = observed(pod(0).terminating().get(), view=UNREADABLE, refusal=refusal)
+    status = next_status(a_job, lost, UNREADABLE, NOW)
+    assert status.phase is Phase.SUSPENDING
+    text = status.explanation[0]
+    assert text.startswith("Suspending: it resumes from its last checkpoint once its pods have ")
+    gone = next_status(told(a_job, status), replace(lost, pods=()), UNREADABLE, NOW)
+    shown = {one.type: one.message for one in gone.conditions}
+    assert shown[ConditionType.SUSPENDED] == "the job is resumed once its pods have stopped"
 
 
 def test_every_obstacle_has_a_remedy() -> None:

@@ -513,6 +513,41 @@ def test_requested_checkpoint_has_its_time_after_a_restart_of_the_operator(
 
 
 @pytest.mark.parametrize("reason", STOPS)
+@pytest.mark.parametrize("released", ["now", "before"])
+def test_time_of_a_requested_checkpoint_does_not_begin_anew_with_each_process(
+    reason: StopReason, released: str
+) -> None:
+    """Each process counts the time of an outage of etcd from its own start."""
+    requested = observed(*running(2), view=saving(2), bounds=asked(reason))
+    status = next_status(STOPS[reason], requested, requested.rendezvous, NOW)
+    if released == "before":
+        status = status.model_copy(update={"checkpoint_request_time": None})
+    lost = observed(*running(2), view=UNREADABLE, unreadable_seconds=1.0)
+    for seconds in (0, ENDS_AT - 1):
+        a_job = STOPS[reason].model_copy(update={"status": status})
+        found = plan(a_job, lost, later(seconds))
+        assert found.actions == ()
+        assert found.wake_at == later(min(seconds + ENDS_AT - 1, ENDS_AT))
+        status = next_status(a_job, lost, UNREADABLE, later(seconds), found.access)
+        assert status.checkpoint_request_time == NOW
+    a_job = STOPS[reason].model_copy(update={"status": status})
+    late = plan_in_status(a_job, lost, later(ENDS_AT))
+    assert [name for name, _ in deleted(late)] == ["job-0", "job-1"]
+
+
+@pytest.mark.parametrize("since_ms", [-(10**18), -(10**14), 1, 10**12 * 3, 10**18])
+def test_hostile_time_of_a_request_is_not_in_the_status(since_ms: int) -> None:
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    hostile = replace(BOUNDS, closing=ClosingRequest(outcome, since_ms))
+    seen = observed(*running(2), view=saving(2), bounds=hostile)
+    first = job(Status(phase=Phase.RUNNING), maxNodes=2)
+    status = next_status(first, seen, seen.rendezvous, NOW)
+    assert status.checkpoint_request_time == NOW
+    again = first.model_copy(update={"status": status})
+    assert next_status(again, seen, seen.rendezvous, later(5)) == status
+
+
+@pytest.mark.parametrize("reason", STOPS)
 def test_stop_of_a_job_that_cannot_save_does_not_wait_for_its_store(reason: StopReason) -> None:
     lost = observed(*running(2), view=UNREADABLE, bounds=BOUNDS, unreadable_seconds=2.0)
     over = replace(lost, pods=tuple(replace(one, over=True) for one in lost.pods))

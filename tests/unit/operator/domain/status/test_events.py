@@ -11,6 +11,7 @@ import pytest
 from elasticjob_operator.domain.explain.phrases import cause_text
 from elasticjob_operator.domain.observed.state import (
     UNREADABLE,
+    NodeState,
     Obstacle,
     Refusal,
     RendezvousView,
@@ -61,6 +62,7 @@ from tests.unit.operator.builders import (
     job,
     later,
     observed,
+    pod,
     running,
 )
 
@@ -451,3 +453,23 @@ def test_stop_without_training_replaces_the_report_on_an_earlier_stop() -> None:
     assert status.last_stop == StopStatus(
         reason=StopReason.SUSPENDED, result=SaveResult.NOT_TRAINING
     )
+
+
+def test_pod_on_an_unreachable_machine_has_one_event_with_its_remedy() -> None:
+    a_job = job(Status(phase=Phase.SUSPENDING), maxNodes=2, runPolicy={"suspend": True})
+    leaving = pod(0).terminating().get()
+    kept = pod(1).terminating().on(NodeState.NOT_READY).get()
+    seen = [observed(leaving, replace(kept, node_state=NodeState.READY))]
+    seen += [observed(leaving, kept), observed(kept), observed(kept)]
+    status, emitted = Status(phase=Phase.SUSPENDING), list[Event]()
+    for each in seen:
+        now_job = a_job.model_copy(update={"status": status})
+        after = next_status(now_job, each, each.rendezvous, NOW)
+        emitted += [one for one in job_events(status, after, ()) if "Unreach" in one.reason]
+        status = after
+    [event] = emitted
+    assert (event.type, event.reason) == (EventType.WARNING, "NodeUnreachable")
+    assert "job-1 on node-1 does not answer" in event.message
+    for remedy in ("kubectl delete node node-1", "kubectl delete pod job-1 --force"):
+        assert remedy in event.message
+        assert remedy in " ".join(status.explanation)
