@@ -20,7 +20,7 @@ from json import dumps, loads  # packages may replace those of the module
 from typing import Any, NoReturn
 
 from elasticjob_launcher.zygote import child_init, run_module
-from elasticjob_launcher.zygote.analysis.environment_changes import EnvironmentChange
+from elasticjob_launcher.zygote.analysis.changes import EnvironmentChange
 from elasticjob_launcher.zygote.analysis.program_imports import (
     ImportAnalysis,
     Source,
@@ -209,6 +209,8 @@ class Zygote:
         if trouble := run_module.unreadable_source(self._target):
             return trouble
         now = self._read(self._guard)
+        if now.unread:
+            return now.unread
         if now.import_context != self._reading.import_context:
             return "the program has changed, in what it sets before its imports"
         self._reading, self._dates = now, _file_stamps(now.files)

@@ -10,10 +10,15 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from elasticjob_launcher.zygote.analysis.changes import (
+    ChangeRecorder,
+    EnvironmentChange,
+    ProgramRun,
+)
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
@@ -23,16 +28,18 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     is_environ,
     key_of,
     leaves_iterations,
+    may_be_environ,
     may_fail,
+    name_of,
     nodes,
     opens_namespace,
     parts_in_order,
     passes_environ,
     sets_unseen,
 )
+from elasticjob_launcher.zygote.analysis.file_facts import FileFacts
 from elasticjob_launcher.zygote.analysis.program_scope import (
     IMPORTERS,
-    Functions,
     Scope,
     are_names,
     paired,
@@ -52,48 +59,13 @@ _RUNNERS = {
 }
 
 
-class EnvironmentChange(NamedTuple):
-    """Change of the variable `name`, or of all if empty; `value` None removes it.
-
-    `where` is file and line. `direct` changes do not show in `os.environ`. `doubtful` is one by
-    code that may run from there on, or never: a function that is passed on, not called.
-    """
-
-    name: str
-    value: str | None
-    known: bool
-    where: str
-    direct: bool = False
-    doubtful: bool = False
-
-
-class ProgramRun(NamedTuple):
-    """Run of a module or else a file by `runpy`; `main` is True if it runs as `__main__`."""
-
-    module: bool
-    target: str
-    main: bool
-    certain: bool
-
-
-class ChangeAnalyser:
-    """Analyser of successive files; `on_change` receives the changes in execution order.
-
-    `on_run` receives each file or module that `runpy` runs.
-    """
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.environ = Environ(given)
-        self.on_change: Callable[[EnvironmentChange], object] = lambda change: None
-        self.on_run: Callable[[ProgramRun], object] = lambda run: None
-        self.functions = Functions()
-        self.count = 0
-        self.without_effect: set[ast.AST] = set()
-        """Statements and calls that were evaluated as changing no variable."""
+class ChangeAnalyser(ChangeRecorder):
+    """Analyser of successive files."""
 
     def file(
         self,
         tree: ast.Module,
+        facts: FileFacts,
         path: str,
         main: bool,
         imports: Callable[[Any, bool | None], object],
@@ -104,31 +76,24 @@ class ChangeAnalyser:
         `imports` receives each import with True if it is certain to run, False if it may run and
         None if it does not run.
         """
-        file = _File(self, path, imports)
+        file = _File(self, path, facts, imports)
         file.names["__name__"] = "__main__" if main else path
         # A name that a function may rebind has no known value.
-        file.hidden = {
-            name for node in nodes(tree) if isinstance(node, ast.Global) for name in node.names
-        }
+        file.hidden = facts.rebound
         file.run(tree.body, certain)
-
-    def make(self, change: EnvironmentChange) -> None:
-        self.count += not change.doubtful
-        if change.doubtful:
-            pass  # `Functions.doubtful` has it
-        elif change.known:
-            if not change.direct:
-                self.environ.put(change.name, change.value)
-        else:
-            self.environ.forget(change.name)
-        self.on_change(change)
 
 
 class _File(Scope):
     def __init__(
-        self, changes: ChangeAnalyser, path: str, imports: Callable[[Any, bool | None], object]
+        self,
+        changes: ChangeRecorder,
+        path: str,
+        facts: FileFacts,
+        imports: Callable[[Any, bool | None], object],
     ) -> None:
         super().__init__(path, changes.environ, changes.functions)
+        self._facts = facts
+        self.environs = facts.environs(None)
         self._changes = changes
         self._imports = imports
         self._deep = 0
@@ -151,7 +116,7 @@ class _File(Scope):
             self._class(node, certain)
         elif isinstance(node, ast.Return):
             self._expression(node.value, certain)
-            if is_environ(node.value):
+            if may_be_environ(node.value, self.is_environ):
                 self._doubt_variables({""}, node)
             self._ended = self._ended or bool(self._deep)
         else:
@@ -227,9 +192,11 @@ class _File(Scope):
         self.run(each.body, False)
 
     def _import(self, node: Any, certain: bool) -> None:
-        self.bind_imports(node)
         if not self._deep:
             self._imports(node, certain)
+        self.bind_imports(node)
+        if not self._deep:
+            self.environs = self._facts.environs(None)  # of the files that it runs, too
 
     def _if(self, node: ast.If, certain: bool) -> None:
         if "TYPE_CHECKING" in ast.dump(node.test):
@@ -283,6 +250,7 @@ class _File(Scope):
         if isinstance(target, ast.Subscript) and self.is_environ(target.value):
             self._expression(target.slice, certain)
             value = None if isinstance(node, ast.AugAssign) else value
+            certain = certain and self.is_surely_environ(target.value)
             self._put(node, key_of(target), None if removed else value, certain, removed)
         elif self.is_environ(target) and not isinstance(target, ast.Name):
             items = [value] if isinstance(node, ast.AugAssign) else [None]
@@ -293,10 +261,11 @@ class _File(Scope):
             else:
                 self.forget(target.id)
         elif self.is_environ(target):
-            self._update(node, [value], [], certain)
+            self._update(node, [value], [], certain and self.is_surely_environ(target))
         else:
             self._expression(getattr(target, "value", None), certain)
-            if value is not None and self.is_environ(value):
+            is_kept = value is None or node in self._facts.kept
+            if not is_kept and may_be_environ(value, self.is_environ):
                 self._doubt_variables({""}, node)
             self._forget_names(target)
             if isinstance(target, ast.Name):
@@ -362,8 +331,10 @@ class _File(Scope):
                     followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
                         followed = getattr(part, "value", None)  # no function that is passed on
+                        if self.functions.is_static_of(name_of(part), self.own_class(followed)):
+                            followed = None
                     elif part is handler:
-                        self.doubt_handler(part)
+                        self.doubt_handler(part, part is not each.args[0])
                         followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
@@ -387,7 +358,7 @@ class _File(Scope):
             self._doubt_variables(self.functions.doubt(node), node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
             self._doubt_functions(node)
-            if is_changing_method(node):
+            if is_changing_method(node, self.is_environ):
                 self.functions.doubtful.add("")
                 self._doubt_variables({""}, node)
 
@@ -421,7 +392,8 @@ class _File(Scope):
         name = self.called_name(function)
         found = self.functions.of.get(name, ())
         own = bool(found)
-        passed = passes_environ(call, any(self.may_run(function, *each) for each in found))
+        is_own = any(self.may_run(function, *each) for each in found)
+        passed = passes_environ(call, is_own, self.is_environ)
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
@@ -437,7 +409,7 @@ class _File(Scope):
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
         elif isinstance(function, ast.Attribute) and self.is_environ(function.value):
-            self._of_environ(call, name, certain)
+            self._of_environ(call, name, certain and self.is_surely_environ(function.value))
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif followed:
@@ -494,7 +466,9 @@ class _File(Scope):
         for name in parameter_names(function):
             self.names.pop(name, None)
         self.names.update(values)
+        deep, environs = self._deep, self.environs
         self._deep, self._ended = caller._deep + 1, False
+        self.environs = self._facts.environs(function)
         self.run(function.body, certain)
-        self._deep, self._ended = self._deep - 1, ended
+        self._deep, self._ended, self.environs = deep, ended, environs
         self.names, self.classes = before, classes
