@@ -49,6 +49,8 @@ class ChangeRecorder:
         self.count = 0
         self.without_effect: set[ast.AST] = set()
         """Statements and calls that were evaluated as changing no variable."""
+        self.doubted: set[str] = set()
+        """Variables that have been reported as changed by functions that are passed on."""
 
     def make(self, change: EnvironmentChange) -> None:
         self.count += not change.doubtful

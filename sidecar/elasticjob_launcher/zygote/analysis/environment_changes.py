@@ -25,7 +25,6 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     SEEDS,
     continues_after_error,
     is_changing_method,
-    is_environ,
     key_of,
     leaves_iterations,
     may_be_environ,
@@ -199,7 +198,7 @@ class _File(Scope):
             self.environs = self._facts.environs(None)  # of the files that it runs, too
 
     def _if(self, node: ast.If, certain: bool) -> None:
-        if "TYPE_CHECKING" in ast.dump(node.test):
+        if any(name_of(each) == "TYPE_CHECKING" for each in nodes(node.test)):
             self.run(node.orelse, certain)
             return
         holds = self._truth(node.test, certain)
@@ -355,7 +354,7 @@ class _File(Scope):
         elif isinstance(node, ast.NamedExpr):
             self.forget(getattr(node.target, "id", ""))
         elif isinstance(node, ast.Lambda):
-            self._doubt_variables(self.functions.doubt(node), node)
+            self._doubt(node, node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
             self._doubt_functions(node)
             if is_changing_method(node, self.is_environ):
@@ -368,10 +367,20 @@ class _File(Scope):
         Of a class, these are its constructors and the methods that Python calls; of the base of
         another, that which its definition calls.
         """
-        for file, function in self.functions.of.get(self.called_name(node), ()):
+        name = self.called_name(node)
+        found = self.functions.of.get(name, ())
+        if not found or self.functions.effects(name) <= self._changes.doubted:
+            return
+        for file, function in found:
             passed = self.is_from(node, file) and self.may_be(node, function)
             if passed and (not is_base or function.name == "__init_subclass__"):
-                self._doubt_variables(self.functions.doubt(function), node)
+                self._doubt(function, node)
+
+    def _doubt(self, function: ast.AST, node: Any) -> None:
+        """Report what a function may change from now on."""
+        names = self.functions.doubt(function)
+        self._doubt_variables(names, node)
+        self._changes.doubted |= names
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
@@ -392,8 +401,10 @@ class _File(Scope):
         name = self.called_name(function)
         found = self.functions.of.get(name, ())
         own = bool(found)
-        is_own = any(self.may_run(function, *each) for each in found)
-        passed = passes_environ(call, is_own, self.is_environ)
+        passed = passes_environ(call, True, self.is_environ) and (
+            any(self.may_run(function, *each) for each in found)
+            or passes_environ(call, False, self.is_environ)
+        )
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
@@ -414,11 +425,12 @@ class _File(Scope):
             self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif followed:
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
-            for file, body in found:
+            may_change = passed or self.functions.effects(name)
+            for file, body in found if may_change else ():
                 changes = bool(self.functions.changes(body))
                 if changes and (file, body) not in known:
-                    self._doubt_variables(self.functions.doubt(body), call)
-                elif changes or passed or any(map(is_environ, body.args.defaults)):
+                    self._doubt(body, call)
+                elif changes or passed:
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
         elif own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 from typing import Any
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
@@ -154,6 +155,11 @@ class Functions:
         self._settle()
         changes, calls = self._uses_of(function)
         return changes.union(*(self._effects.get(name, ()) for name in calls))
+
+    def effects(self, name: str) -> Set[str]:
+        """Return the variables, "" for all, that functions of that name may change."""
+        self._settle()
+        return self._effects.get(name, frozenset())
 
     def _uses_of(self, function: ast.AST) -> FunctionUses:
         if function not in self._facts:

@@ -199,7 +199,9 @@ class Scope(Values):
 
     def handler_of(self, node: Any) -> ast.AST | None:
         """Return the function that a call registers for a signal or the end of the process."""
-        function = dotted(getattr(node, "func", None))
+        if not isinstance(node, ast.Call):
+            return None
+        function = dotted(node.func)
         first, _, rest = function.partition(".")
         module, name = self._imported.get(first, ("", ""))
         place = _HANDLERS.get(f"{module}.{name or rest}")

@@ -250,8 +250,12 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         [("B", "1")],
     ),
     "by a function that another one passes on": (
-        f"{CONSTRUCTED}def f():\n    g = E\n    g()\ndef h():\n    list(map(E, names))\nf()\nh()",
-        [("B", "?"), ("B", "?")],
+        f"{CONSTRUCTED}def f():\n    g = E\n    g()\nf()",
+        [("B", "?")],
+    ),
+    "by a function that another one passes to a function": (
+        f"{CONSTRUCTED}def h():\n    list(map(E, names))\nh()",
+        [("B", "?")],
     ),
     "by a handler of a signal that the program sends": (
         "import signal\ndef f(*of):\n    os.environ['B'] = '1'\nsignal.signal(15, f)\n"
