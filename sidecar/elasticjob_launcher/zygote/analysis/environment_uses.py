@@ -43,7 +43,20 @@ def nodes(tree: ast.AST, *without: type) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, without))
+        found = _children(node)
+        todo += [each for each in found if not isinstance(each, without)] if without else found
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes of all fields but `ctx`, faster than `ast.iter_child_nodes`."""
+    found = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if type(value) is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif field != "ctx" and isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def is_environ(node: Any) -> bool:
@@ -98,7 +111,7 @@ def parts_in_order(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
         yield node.left, True
         yield from ((each, i == 0) for i, each in enumerate(node.comparators))
     else:
-        yield from ((each, True) for each in ast.iter_child_nodes(node))
+        yield from ((each, True) for each in _children(node))
 
 
 def _elements(comprehension: Any) -> list[ast.AST]:
