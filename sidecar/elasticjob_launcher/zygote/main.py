@@ -73,6 +73,8 @@ def _start_store() -> Any:
 PACKET_BYTES = 1 << 20
 FDS = 3
 MOST_NAMES = 4000
+_MANY_FILES = 20
+"""Number of files of a program whose trees take more memory than is worth a collection."""
 
 
 class Zygote:
@@ -198,7 +200,10 @@ class Zygote:
         return ()
 
     def _read(self, guard: ImportGuard) -> ImportAnalysis:
-        return analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+        found = analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+        if len(found.files) > _MANY_FILES:
+            gc.collect()  # imports then reuse the memory of the trees
+        return found
 
     def _outdated(self) -> str:
         """Return the reason if preloaded modules no longer match the program; empty otherwise."""

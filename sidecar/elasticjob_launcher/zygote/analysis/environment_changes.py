@@ -166,6 +166,10 @@ class _File(Scope):
             if items is not None:
                 self.run(node.orelse, False)
                 return
+        if loop:  # a further iteration finds the names that this one binds
+            for inner in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    self.forget(inner.id)
         caught = continues_after_error(node)
         failed, known = False, set(self._changes.without_effect)
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -430,7 +434,7 @@ class _File(Scope):
                 changes = bool(self.functions.changes(body))
                 if changes and (file, body) not in known:
                     self._doubt(body, call)
-                elif changes or passed:
+                elif (changes or passed) and not isinstance(body, ast.Lambda):
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
         elif own:

@@ -261,8 +261,11 @@ def _is_change(node: ast.AST, is_one: Callable[[Any], bool]) -> bool:
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return)):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
         # Others may change an `os.environ` that they find in an attribute or result.
-        is_named = all(isinstance(each, ast.Name) for each in targets)
-        return not is_named and may_be_environ(node.value, is_one)
+        names = [each for target in targets for each in getattr(target, "elts", [target])]
+        values = getattr(node.value, "elts", [node.value])
+        return not all(isinstance(each, ast.Name) for each in names) and any(
+            may_be_environ(each, is_one) for each in values
+        )
     return isinstance(node, ast.Call) and (
         sets_unseen(node) or name_of(node.func) in DIRECT or is_changing_method(node.func, is_one)
     )

@@ -69,8 +69,9 @@ class _Scope:
 class FileFacts:
     """Facts of a file; `names` are those of `os.environ` in all files of the program.
 
-    `rebound` are the global names that functions bind, `mentioned` all names and attributes, and
-    `kept` the assignments of `os.environ` to attributes that only files of the program use.
+    `rebound` are the names that functions bind in outer scopes, `mentioned` all names and
+    attributes, and `kept` the assignments of `os.environ` to attributes that only files of the
+    program use.
     """
 
     def __init__(self, tree: ast.Module, names: EnvironNames) -> None:
@@ -80,7 +81,6 @@ class FileFacts:
         self.kept: set[ast.AST] = set()
         self._program = names
         self._imported: dict[str, str] = {}
-        self._shared: set[str] = set()
         self._has_star = False
         self._assigned: list[tuple[Any, ast.ClassDef | None]] = []
         self._classes: dict[str, ast.ClassDef] = {}
@@ -90,7 +90,7 @@ class FileFacts:
         self._read(tree)
         self._keep_attributes()
         self.find_names()
-        bound = {name for name, _ in self._module.bound} | self._shared
+        bound = {name for name, _ in self._module.bound} | self.rebound
         names.names |= (self._names & bound) - {"environ", "environb"}
 
     @property
@@ -169,7 +169,8 @@ class FileFacts:
         scope.bound += zip(reversed(names), reversed(found.defaults))
         pairs = zip(found.kwonlyargs, found.kw_defaults)
         scope.bound += [(each.arg, default) for each, default in pairs if default is not None]
-        scope.stored.update(names, (each.arg for each in found.kwonlyargs))
+        others = [*found.kwonlyargs, found.vararg, found.kwarg]
+        scope.stored.update(names, (each.arg for each in others if each is not None))
         return scope
 
     def _attribute(self, node: ast.Attribute, scope: _Scope, owner: Any) -> None:
@@ -212,9 +213,7 @@ class FileFacts:
             scope.bound += [(node.target.id, each) for each in getattr(node.iter, "elts", ())]
 
     def _outer(self, node: ast.Global | ast.Nonlocal, scope: _Scope, owner: Any) -> None:
-        self._shared.update(node.names)
-        if isinstance(node, ast.Global):
-            self.rebound.update(node.names)
+        self.rebound.update(node.names)
 
     def _import(self, node: Any, scope: _Scope, owner: Any) -> None:
         self.imports.append(node)
@@ -235,7 +234,7 @@ class FileFacts:
 
     def _environs(self, scope: _Scope) -> Environs:
         bound = {name for name, value in scope.bound if may_be_environ(value, self._any)}
-        names = (self._names - scope.stored) | bound | (self._shared & self._names)
+        names = (self._names - scope.stored) | bound | (self.rebound & self._names)
         if self._has_star:
             names |= self._program.names - scope.stored
         return Environs(frozenset(names), self._program, self._imported, scope.stored)

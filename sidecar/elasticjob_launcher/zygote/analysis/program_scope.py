@@ -95,9 +95,7 @@ class Scope(Values):
 
     def is_environ(self, node: Any) -> bool:
         """Return True for an expression that is, or may be, `os.environ`."""
-        if isinstance(node, ast.Name) and node.id in self.names:
-            return isinstance(self.names[node.id], Environ)
-        return is_environ(node) or (self.environs is not None and self.environs(node))
+        return self.is_surely_environ(node) or (self.environs is not None and self.environs(node))
 
     def is_surely_environ(self, node: Any) -> bool:
         """Return False for a name or attribute that may be another object."""

@@ -235,6 +235,19 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "e = None\ndef f():\n    global e\n    e = os.environ\nf()\ne['B'] = '1'",
         [("B", "?")],
     ),
+    "by a name of an outer function": (
+        "def f():\n    e = None\n    def g():\n        nonlocal e\n        e = os.environ\n"
+        "    g()\n    e['B'] = '1'\nf()",
+        [("B", "?")],
+    ),
+    "by a name in a later iteration": (
+        "e = None\nwhile f():\n    if e:\n        e['B'] = '1'\n    e = os.environ",
+        [("B", "?")],
+    ),
+    "by an attribute among several": (
+        "class E:\n    pass\ne = E()\ndef f():\n    e.x, n = os.environ, 1\nf()",
+        [("", "?")],
+    ),
     "by a name among several": ("e, n = os.environ, 1\ne['B'] = '1'", [("B", "1")]),
     "by a name, perhaps": (
         "if f():\n    e = os.environ\nelse:\n    e = {}\ne['B'] = '1'",
