@@ -6,7 +6,7 @@ They hold wherever the file runs; `environment_changes` follows it in execution 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
@@ -23,6 +23,8 @@ from elasticjob_launcher.zygote.search_path import dotted
 
 _FUNCTIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
 _DEEPEST_BASE = 5
+OWN_IMPORT = "\0import"
+"""Entry among the variables that a function changes if it imports an own file, which may."""
 
 
 class FunctionUses(NamedTuple):
@@ -55,7 +57,7 @@ class EnvironNames:
 class _Scope:
     """Function, lambda or module: names that it binds, and nodes that may change variables."""
 
-    __slots__ = ("bound", "calls", "given", "inner", "parts", "stored")
+    __slots__ = ("bound", "calls", "given", "imports", "inner", "parts", "stored")
 
     def __init__(self) -> None:
         self.stored: set[str] = set()
@@ -63,6 +65,7 @@ class _Scope:
         self.parts: list[Any] = []
         self.calls: set[str] = set()
         self.given: list[ast.Call] = []
+        self.imports: list[Any] = []
         self.inner: list[_Scope] = []
 
 
@@ -71,10 +74,16 @@ class FileFacts:
 
     `rebound` are the names that functions bind in outer scopes, `mentioned` all names and
     attributes, and `kept` the assignments of `os.environ` to attributes that only files of the
-    program use.
+    program use. `runs_own` is the predicate for imports of own files that have not been read.
     """
 
-    def __init__(self, tree: ast.Module, names: EnvironNames) -> None:
+    def __init__(
+        self,
+        tree: ast.Module,
+        names: EnvironNames,
+        runs_own: Callable[[Any], bool] = lambda node: False,
+    ) -> None:
+        self._runs_own = runs_own
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.rebound: set[str] = set()
         self.mentioned: set[str] = set()
@@ -112,6 +121,8 @@ class FileFacts:
             todo += scope.inner
             calls |= scope.calls
             environs = self._environs(scope)
+            if any(map(self._runs_own, scope.imports)):
+                changes.add(OWN_IMPORT)
             for node in scope.parts:
                 if node not in self.kept:
                     changes.update(names_changed(node, environs))
@@ -217,6 +228,7 @@ class FileFacts:
 
     def _import(self, node: Any, scope: _Scope, owner: Any) -> None:
         self.imports.append(node)
+        scope.imports.append(node)
         module = (getattr(node, "module", None) or "").rpartition(".")[2]
         self.mentioned.update((getattr(node, "module", None) or "").split("."))
         for alias in node.names:

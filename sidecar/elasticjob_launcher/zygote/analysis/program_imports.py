@@ -210,13 +210,23 @@ class _Program:
             return
         names = self._changes.functions.environ_names
         count = names.size
-        facts = FileFacts(tree, names)
+
+        def runs_own(node: ast.Import | ast.ImportFrom) -> bool:
+            return any(map(self._unread_files, _wanted(node, source.package)))
+
+        facts = FileFacts(tree, names, runs_own)
         self._facts.append(facts)
         self._changes.functions.add_file(facts, names.size > count)
         self._add_folders(tree, source.path)
 
-        def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
+        def imports(
+            node: ast.Import | ast.ImportFrom, certain: bool | None, in_function: bool
+        ) -> None:
             for found in _wanted(node, source.package):
+                if in_function:
+                    for each in self._unread_files(found):
+                        self.run(each)
+                    continue
                 if main:
                     self._lines.setdefault(found, node.lineno)
                 self._import(found, certain)
@@ -243,6 +253,13 @@ class _Program:
         sources = module_files(run.target, search) if run.module else [Source(run.target)]
         for source in sources:
             self.run(source, run.main and source is sources[-1], run.certain)
+
+    def _unread_files(self, found: WantedImport) -> list[Source]:
+        """Return the user's own files that this import runs, without those that have run."""
+        spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
+        if spec is None or self._installed(spec):
+            return []
+        return [each for each in _own_files(found, spec) if each.path not in self._seen]
 
     def _import(self, found: WantedImport, certain: bool | None) -> None:
         """Follow an import of the user's own files; append one of an installed package."""

@@ -705,9 +705,14 @@ def test_classes_of_the_same_names_inherit_a_method_once(tmp_path: Path) -> None
 
 def test_functions_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each definition adds to what the calls after it may change."""
-    read = []
+    read: list[Any] = []
     uses = FileFacts.uses
-    monkeypatch.setattr(FileFacts, "uses", lambda *of: (read.append(of), uses(*of))[1])
+
+    def counted(facts: FileFacts, function: Any) -> Any:
+        read.append((facts, function))
+        return uses(facts, function)
+
+    monkeypatch.setattr(FileFacts, "uses", counted)
     pairs = (f"def f{n}():\n    f{n + 1}()\nf{n}()\n" for n in range(50))
     found = analysed(tmp_path, "".join(pairs) + "def f50():\n    os.environ['B'] = '1'\nf0()")
     assert found.sets == {"B"}
@@ -819,6 +824,27 @@ def test_functions_of_own_modules_are_followed_by_their_imported_names(tmp_path:
     found = project.read(f"import pkg.env\n{calls}import torch\n")
     changes = {s.name: s.value for s in found.steps if not isinstance(s, WantedImport)}
     assert changes == dict.fromkeys("ABCD", "1")
+
+
+INSIDE = {
+    "a function": "def f():\n    import cfg\nf()",
+    "a function of a function": "def g():\n    from cfg import x\ndef f():\n    g()\nf()",
+    "a constructor": "class F:\n    def __init__(self):\n        import cfg\nF()",
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_own_file_that_a_called_function_imports_is_followed(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    project.write("cfg.py", "import os, yaml\nos.environ['B'] = '1'\nx = 1\n")
+    steps = _steps(project, f"{INSIDE[name]}\nimport torch\n")
+    found = [getattr(each, "module", getattr(each, "name", "")) for each in steps]
+    assert found == ["os", "yaml", "B", "torch"]
+    uncalled = INSIDE[name].rpartition("\n")[0]
+    assert _steps(project, f"{uncalled}\nimport torch\n") == [WantedImport("torch")]
+    assert _steps(project, f"{uncalled}\nlist(map(f, F))\nimport torch\n") == [
+        WantedImport("torch")
+    ]
 
 
 SHARED = {
