@@ -133,6 +133,8 @@ class _Program:
         self._seen: set[str] = set()
         self._files: list[str] = []
         self._imported: set[str] = set()
+        self._in_function = False
+        self._seen_in_functions: set[str] = set()
         self._lines: dict[WantedImport, int] = {}
         self._first: list[str] = []
         self._last: list[str] = []
@@ -197,13 +199,14 @@ class _Program:
         return is_installed and index not in self._possible
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
-        if source.path in self._seen:
+        seen = self._seen_in_functions if self._in_function else self._seen
+        if source.path in seen:
             return
-        if len(self._seen) >= MAX_FILES:
+        if len(self._files) >= MAX_FILES:
             raise _Unbounded(_TOO_MANY.format(MAX_FILES))
         if time.process_time() - self._began > MAX_PROCESSOR_SECONDS:
-            raise _Unbounded(_TOO_LONG.format(len(self._seen), MAX_PROCESSOR_SECONDS))
-        self._seen.add(source.path)
+            raise _Unbounded(_TOO_LONG.format(len(self._files), MAX_PROCESSOR_SECONDS))
+        seen.add(source.path)
         self._files.append(source.path)
         tree = _parsed(source.path)
         if tree is None:
@@ -215,24 +218,24 @@ class _Program:
             return any(map(self._unread_files, _wanted(node, source.package)))
 
         facts = FileFacts(tree, names, runs_own)
-        self._facts.append(facts)
         self._changes.functions.add_file(facts, names.size > count)
-        self._add_folders(tree, source.path)
+        if not self._in_function:
+            self._facts.append(facts)
+            self._add_folders(tree, source.path)
 
         def imports(
             node: ast.Import | ast.ImportFrom, certain: bool | None, in_function: bool
         ) -> None:
             for found in _wanted(node, source.package):
                 if in_function:
-                    for each in self._unread_files(found):
-                        self.run(each)
+                    self._run_in_function(found)
                     continue
                 if main:
                     self._lines.setdefault(found, node.lineno)
                 self._import(found, certain)
 
         self._changes.file(tree, facts, source.path, main, imports, certain)
-        if _imports(facts, _TRAINING) and _OPTIMIZING & facts.mentioned:
+        if not self._in_function and _imports(facts, _TRAINING) and _OPTIMIZING & facts.mentioned:
             self._append(WantedImport(_LAZY), False)  # loaded when the optimizer is created
 
     def _append(self, wanted: WantedImport, certain: bool) -> None:
@@ -259,7 +262,18 @@ class _Program:
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
         if spec is None or self._installed(spec):
             return []
-        return [each for each in _own_files(found, spec) if each.path not in self._seen]
+        seen = self._seen | self._seen_in_functions
+        return [each for each in _own_files(found, spec) if each.path not in seen]
+
+    def _run_in_function(self, found: WantedImport) -> None:
+        """Follow only the changes of own files that a function imports.
+
+        Workers report the packages that it loads, often after a change to an unknown value.
+        """
+        before, self._in_function = self._in_function, True
+        for source in self._unread_files(found):
+            self.run(source)
+        self._in_function = before
 
     def _import(self, found: WantedImport, certain: bool | None) -> None:
         """Follow an import of the user's own files; append one of an installed package."""
@@ -267,6 +281,8 @@ class _Program:
         if spec is None:
             return
         if self._installed(spec):
+            if self._in_function:
+                return
             self._imported.update([found.module, *(f"{found.module}.{n}" for n in found.names)])
             self._append(found, bool(certain))
             return
