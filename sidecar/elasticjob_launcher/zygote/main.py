@@ -20,7 +20,7 @@ from json import dumps, loads  # packages may replace those of the module
 from typing import Any, NoReturn
 
 from elasticjob_launcher.zygote import child_init, run_module
-from elasticjob_launcher.zygote.analysis.environment_changes import EnvironmentChange
+from elasticjob_launcher.zygote.analysis.changes import EnvironmentChange
 from elasticjob_launcher.zygote.analysis.program_imports import (
     ImportAnalysis,
     Source,
@@ -73,6 +73,8 @@ def _start_store() -> Any:
 PACKET_BYTES = 1 << 20
 FDS = 3
 MOST_NAMES = 4000
+_MANY_FILES = 20
+"""Number of files of a program whose trees take more memory than is worth a collection."""
 
 
 class Zygote:
@@ -198,7 +200,10 @@ class Zygote:
         return ()
 
     def _read(self, guard: ImportGuard) -> ImportAnalysis:
-        return analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+        found = analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+        if len(found.files) > _MANY_FILES:
+            gc.collect()  # imports then reuse the memory of the trees
+        return found
 
     def _outdated(self) -> str:
         """Return the reason if preloaded modules no longer match the program; empty otherwise."""
@@ -209,6 +214,8 @@ class Zygote:
         if trouble := run_module.unreadable_source(self._target):
             return trouble
         now = self._read(self._guard)
+        if now.unread:
+            return now.unread
         if now.import_context != self._reading.import_context:
             return "the program has changed, in what it sets before its imports"
         self._reading, self._dates = now, _file_stamps(now.files)

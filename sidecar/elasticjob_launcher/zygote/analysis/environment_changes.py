@@ -10,29 +10,35 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from elasticjob_launcher.zygote.analysis.changes import (
+    ChangeRecorder,
+    EnvironmentChange,
+    ProgramRun,
+)
 from elasticjob_launcher.zygote.analysis.environment_uses import (
     CHANGING,
     DIRECT,
     SEEDS,
     continues_after_error,
     is_changing_method,
-    is_environ,
     key_of,
     leaves_iterations,
+    may_be_environ,
     may_fail,
+    name_of,
     nodes,
     opens_namespace,
     parts_in_order,
     passes_environ,
     sets_unseen,
 )
+from elasticjob_launcher.zygote.analysis.file_facts import OWN_IMPORT, FileFacts
 from elasticjob_launcher.zygote.analysis.program_scope import (
     IMPORTERS,
-    Functions,
     Scope,
     are_names,
     paired,
@@ -52,83 +58,41 @@ _RUNNERS = {
 }
 
 
-class EnvironmentChange(NamedTuple):
-    """Change of the variable `name`, or of all if empty; `value` None removes it.
-
-    `where` is file and line. `direct` changes do not show in `os.environ`. `doubtful` is one by
-    code that may run from there on, or never: a function that is passed on, not called.
-    """
-
-    name: str
-    value: str | None
-    known: bool
-    where: str
-    direct: bool = False
-    doubtful: bool = False
-
-
-class ProgramRun(NamedTuple):
-    """Run of a module or else a file by `runpy`; `main` is True if it runs as `__main__`."""
-
-    module: bool
-    target: str
-    main: bool
-    certain: bool
-
-
-class ChangeAnalyser:
-    """Analyser of successive files; `on_change` receives the changes in execution order.
-
-    `on_run` receives each file or module that `runpy` runs.
-    """
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self.environ = Environ(given)
-        self.on_change: Callable[[EnvironmentChange], object] = lambda change: None
-        self.on_run: Callable[[ProgramRun], object] = lambda run: None
-        self.functions = Functions()
-        self.count = 0
-        self.without_effect: set[ast.AST] = set()
-        """Statements and calls that were evaluated as changing no variable."""
+class ChangeAnalyser(ChangeRecorder):
+    """Analyser of successive files."""
 
     def file(
         self,
         tree: ast.Module,
+        facts: FileFacts,
         path: str,
         main: bool,
-        imports: Callable[[Any, bool | None], object],
+        imports: Callable[[Any, bool | None, bool], object],
         certain: bool,
     ) -> None:
         """Follow the statements that run when the file runs.
 
         `imports` receives each import with True if it is certain to run, False if it may run and
-        None if it does not run.
+        None if it does not run; and with True if it is in a function.
         """
-        file = _File(self, path, imports)
+        file = _File(self, path, facts, imports)
         file.names["__name__"] = "__main__" if main else path
         # A name that a function may rebind has no known value.
-        file.hidden = {
-            name for node in nodes(tree) if isinstance(node, ast.Global) for name in node.names
-        }
+        file.hidden = facts.rebound
         file.run(tree.body, certain)
-
-    def make(self, change: EnvironmentChange) -> None:
-        self.count += not change.doubtful
-        if change.doubtful:
-            pass  # `Functions.doubtful` has it
-        elif change.known:
-            if not change.direct:
-                self.environ.put(change.name, change.value)
-        else:
-            self.environ.forget(change.name)
-        self.on_change(change)
 
 
 class _File(Scope):
     def __init__(
-        self, changes: ChangeAnalyser, path: str, imports: Callable[[Any, bool | None], object]
+        self,
+        changes: ChangeRecorder,
+        path: str,
+        facts: FileFacts,
+        imports: Callable[[Any, bool | None, bool], object],
     ) -> None:
         super().__init__(path, changes.environ, changes.functions)
+        self._facts = facts
+        self.environs = facts.environs(None)
         self._changes = changes
         self._imports = imports
         self._deep = 0
@@ -151,7 +115,7 @@ class _File(Scope):
             self._class(node, certain)
         elif isinstance(node, ast.Return):
             self._expression(node.value, certain)
-            if is_environ(node.value):
+            if may_be_environ(node.value, self.is_environ):
                 self._doubt_variables({""}, node)
             self._ended = self._ended or bool(self._deep)
         else:
@@ -202,6 +166,10 @@ class _File(Scope):
             if items is not None:
                 self.run(node.orelse, False)
                 return
+        if loop:  # a further iteration finds the names that this one binds
+            for inner in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    self.forget(inner.id)
         caught = continues_after_error(node)
         failed, known = False, set(self._changes.without_effect)
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -227,12 +195,14 @@ class _File(Scope):
         self.run(each.body, False)
 
     def _import(self, node: Any, certain: bool) -> None:
+        if certain or not self._deep:
+            self._imports(node, certain, bool(self._deep))
         self.bind_imports(node)
         if not self._deep:
-            self._imports(node, certain)
+            self.environs = self._facts.environs(None)  # of the files that it runs, too
 
     def _if(self, node: ast.If, certain: bool) -> None:
-        if "TYPE_CHECKING" in ast.dump(node.test):
+        if any(name_of(each) == "TYPE_CHECKING" for each in nodes(node.test)):
             self.run(node.orelse, certain)
             return
         holds = self._truth(node.test, certain)
@@ -253,7 +223,7 @@ class _File(Scope):
             for node in body:
                 for each in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
                     if isinstance(each, (ast.Import, ast.ImportFrom)):
-                        self._imports(each, None)
+                        self._imports(each, None, False)
 
     # --- names and variables
 
@@ -283,6 +253,7 @@ class _File(Scope):
         if isinstance(target, ast.Subscript) and self.is_environ(target.value):
             self._expression(target.slice, certain)
             value = None if isinstance(node, ast.AugAssign) else value
+            certain = certain and self.is_surely_environ(target.value)
             self._put(node, key_of(target), None if removed else value, certain, removed)
         elif self.is_environ(target) and not isinstance(target, ast.Name):
             items = [value] if isinstance(node, ast.AugAssign) else [None]
@@ -293,10 +264,11 @@ class _File(Scope):
             else:
                 self.forget(target.id)
         elif self.is_environ(target):
-            self._update(node, [value], [], certain)
+            self._update(node, [value], [], certain and self.is_surely_environ(target))
         else:
             self._expression(getattr(target, "value", None), certain)
-            if value is not None and self.is_environ(value):
+            is_kept = value is None or node in self._facts.kept
+            if not is_kept and may_be_environ(value, self.is_environ):
                 self._doubt_variables({""}, node)
             self._forget_names(target)
             if isinstance(target, ast.Name):
@@ -358,12 +330,15 @@ class _File(Scope):
                         self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
                 called, handler = getattr(each, "func", None), self.handler_of(each)
+                first = getattr(each, "args", None)
                 for part, always in parts_in_order(each):
                     followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
                         followed = getattr(part, "value", None)  # no function that is passed on
+                        if self.functions.is_static_of(name_of(part), self.own_class(followed)):
+                            followed = None
                     elif part is handler:
-                        self.doubt_handler(part)
+                        self.doubt_handler(part, first is not None and part is not first[0])
                         followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
@@ -384,10 +359,10 @@ class _File(Scope):
         elif isinstance(node, ast.NamedExpr):
             self.forget(getattr(node.target, "id", ""))
         elif isinstance(node, ast.Lambda):
-            self._doubt_variables(self.functions.doubt(node), node)
+            self._doubt(node, node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
             self._doubt_functions(node)
-            if is_changing_method(node):
+            if is_changing_method(node, self.is_environ):
                 self.functions.doubtful.add("")
                 self._doubt_variables({""}, node)
 
@@ -397,14 +372,24 @@ class _File(Scope):
         Of a class, these are its constructors and the methods that Python calls; of the base of
         another, that which its definition calls.
         """
-        for file, function in self.functions.of.get(self.called_name(node), ()):
+        name = self.called_name(node)
+        found = self.functions.of.get(name, ())
+        if not found or self.functions.effects(name) <= self._changes.doubted:
+            return
+        for file, function in found:
             passed = self.is_from(node, file) and self.may_be(node, function)
             if passed and (not is_base or function.name == "__init_subclass__"):
-                self._doubt_variables(self.functions.doubt(function), node)
+                self._doubt(function, node)
+
+    def _doubt(self, function: ast.AST, node: Any) -> None:
+        """Report what a function may change from now on."""
+        names = self.functions.doubt(function)
+        self._doubt_variables(names, node)
+        self._changes.doubted |= names
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
-        for name in sorted(n for n in {*names} - SEEDS if not differs_by_worker(n)):
+        for name in sorted(n for n in {*names} - SEEDS - {OWN_IMPORT} if not differs_by_worker(n)):
             self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:
@@ -421,7 +406,10 @@ class _File(Scope):
         name = self.called_name(function)
         found = self.functions.of.get(name, ())
         own = bool(found)
-        passed = passes_environ(call, any(self.may_run(function, *each) for each in found))
+        passed = passes_environ(call, True, self.is_environ) and (
+            any(self.may_run(function, *each) for each in found)
+            or passes_environ(call, False, self.is_environ)
+        )
         if passed:
             self.functions.doubtful.add("")
         is_exec = name == "exec" and opens_namespace(call)
@@ -437,16 +425,17 @@ class _File(Scope):
         elif name in DIRECT and call.args:
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
         elif isinstance(function, ast.Attribute) and self.is_environ(function.value):
-            self._of_environ(call, name, certain)
+            self._of_environ(call, name, certain and self.is_surely_environ(function.value))
         elif dotted(function) in _RUNNERS and call.args and not self._deep:
             self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif followed:
             known = [each for each in found if not self.functions.is_implicit(each[1], name)]
-            for file, body in found:
+            may_change = passed or self.functions.effects(name)
+            for file, body in found if may_change else ():
                 changes = bool(self.functions.changes(body))
                 if changes and (file, body) not in known:
-                    self._doubt_variables(self.functions.doubt(body), call)
-                elif changes or passed or any(map(is_environ, body.args.defaults)):
+                    self._doubt(body, call)
+                elif (changes or passed) and not isinstance(body, ast.Lambda):
                     sure = certain and len(known) == 1 and self.calls(function, file, body)
                     file.call(body, call, self, sure)
         elif own:
@@ -494,7 +483,9 @@ class _File(Scope):
         for name in parameter_names(function):
             self.names.pop(name, None)
         self.names.update(values)
+        deep, environs = self._deep, self.environs
         self._deep, self._ended = caller._deep + 1, False
+        self.environs = self._facts.environs(function)
         self.run(function.body, certain)
-        self._deep, self._ended = self._deep - 1, ended
+        self._deep, self._ended, self.environs = deep, ended, environs
         self.names, self.classes = before, classes

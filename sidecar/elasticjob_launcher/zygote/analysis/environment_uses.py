@@ -6,11 +6,12 @@ They look at one part alone; `environment_changes` follows a program in executio
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 DIRECT = frozenset({"putenv", "unsetenv"})
+_ENVIRONS = ("environ", "environb")
 _NAMESPACES = frozenset({"exec", "globals", "locals", "vars"})
 SEEDS = frozenset({"PYTHONHASHSEED", "PL_GLOBAL_SEED"})
 """Variables that functions for seeds set, and that no import reads."""
@@ -42,11 +43,43 @@ def nodes(tree: ast.AST, *without: type) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, without))
+        found = _children(node)
+        todo += [each for each in found if not isinstance(each, without)] if without else found
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes of all fields but `ctx`, faster than `ast.iter_child_nodes`."""
+    found = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if type(value) is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif field != "ctx" and isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def is_environ(node: Any) -> bool:
-    return name_of(node) in ("environ", "environb")
+    """Return True for `os.environ`, also by `getattr` or in the namespace of `os`."""
+    if isinstance(node, ast.Call):
+        name = node.args[1] if name_of(node.func) == "getattr" and node.args[1:] else None
+        return getattr(name, "value", None) in _ENVIRONS
+    if isinstance(node, ast.Subscript):
+        owner = getattr(node.value, "func", node.value)
+        is_namespace = name_of(owner) in ("__dict__", "vars")
+        return is_namespace and getattr(key_of(node), "value", None) in _ENVIRONS
+    return name_of(node) in _ENVIRONS
+
+
+def may_be_environ(node: Any, is_one: Callable[[Any], bool] = is_environ) -> bool:
+    """Return True for `os.environ`, and for a choice between it and others."""
+    if isinstance(node, ast.BoolOp):
+        return any(may_be_environ(each, is_one) for each in node.values)
+    if isinstance(node, ast.IfExp):
+        return may_be_environ(node.body, is_one) or may_be_environ(node.orelse, is_one)
+    if isinstance(node, ast.NamedExpr):
+        return may_be_environ(node.value, is_one)
+    return is_one(node)
 
 
 def name_of(node: Any) -> str:
@@ -78,7 +111,7 @@ def parts_in_order(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
         yield node.left, True
         yield from ((each, i == 0) for i, each in enumerate(node.comparators))
     else:
-        yield from ((each, True) for each in ast.iter_child_nodes(node))
+        yield from ((each, True) for each in _children(node))
 
 
 def _elements(comprehension: Any) -> list[ast.AST]:
@@ -90,11 +123,20 @@ def _elements(comprehension: Any) -> list[ast.AST]:
 def is_run_later(function: ast.AST) -> bool:
     """Return True for a function whose call may run its body later, otherwise or not at all: a
     coroutine, a generator, a decorated function."""
-    if isinstance(function, ast.AsyncFunctionDef) or getattr(function, "decorator_list", None):
+    if isinstance(function, ast.AsyncFunctionDef):
+        return True
+    if getattr(function, "decorator_list", None) and not is_static(function):
         return True
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    body = [each for part in getattr(function, "body", ()) for each in nodes(part, *kinds)]
-    return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in body)
+    body: Any = getattr(function, "body", ())
+    parts = [body] if isinstance(function, ast.Lambda) else body
+    found = (each for part in parts for each in nodes(part, *kinds))
+    return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in found)
+
+
+def is_static(function: ast.AST) -> bool:
+    """Return True for a function with the decorator `staticmethod` and no other."""
+    return [*map(name_of, getattr(function, "decorator_list", ()))] == ["staticmethod"]
 
 
 def leaves_iterations(loop: ast.AST) -> bool:
@@ -122,12 +164,23 @@ def continues_after_error(node: ast.AST) -> bool:
     return False
 
 
-def passes_environ(call: ast.Call, own: bool = False) -> bool:
-    """Return True if a function is called with `os.environ` and may change it."""
-    given = [*call.args, *(word.value for word in call.keywords)]
+def passes_environ(
+    call: ast.Call, own: bool = False, is_one: Callable[[Any], bool] = is_environ
+) -> bool:
+    """Return True if a function is called with `os.environ` and may change it.
+
+    `f(**os.environ)` passes a copy.
+    """
+    given = [*call.args, *(word.value for word in call.keywords if word.arg)]
     if not own and name_of(call.func) == "ChainMap":
         given = given[:1]  # the others are only read
-    return (own or name_of(call.func) not in _READERS) and any(map(is_environ, given))
+    is_reader = not own and name_of(call.func) in _READERS
+    return not is_reader and any(may_be_environ(each, is_one) for each in given)
+
+
+def is_given(call: ast.Call, is_one: Callable[[Any], bool]) -> bool:
+    """Return True if a function that is called by its name alone receives `os.environ`."""
+    return isinstance(call.func, ast.Name) and passes_environ(call, True, is_one)
 
 
 def sets_unseen(call: ast.Call, name: str = "") -> bool:
@@ -144,9 +197,9 @@ def sets_unseen(call: ast.Call, name: str = "") -> bool:
     return name == "load_dotenv" or (name == "setenv" and is_of_c)
 
 
-def is_changing_method(node: ast.AST) -> bool:
+def is_changing_method(node: ast.AST, is_one: Callable[[Any], bool] = is_environ) -> bool:
     """Return True for a method of `os.environ` that changes it."""
-    return name_of(node) in CHANGING and is_environ(getattr(node, "value", None))
+    return name_of(node) in CHANGING and is_one(getattr(node, "value", None))
 
 
 def may_fail(statement: ast.AST, names: Collection[str]) -> bool:
@@ -173,16 +226,17 @@ def may_fail(statement: ast.AST, names: Collection[str]) -> bool:
     return False
 
 
-def changes_and_calls(tree: ast.AST) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the variables that this code itself may change, "" for all, and the names it calls."""
-    changes, calls = set(), set()
-    for node in nodes(tree):
-        if _is_change(node):
-            names = list(_names_changed(node))
-            changes.update(names if names and not _has_unknown_names(node) else [*names, ""])
-        if isinstance(node, ast.Call):
-            calls.add(name_of(node.func))
-    return frozenset(changes), frozenset(calls)
+def may_be_change(call: ast.Call) -> bool:
+    """Return True for a call that by its name may change variables."""
+    name = name_of(call.func)
+    return name in CHANGING or name in DIRECT or sets_unseen(call)
+
+
+def unnamed_change(node: Any, is_one: Callable[[Any], bool]) -> bool:
+    """Return True if this node may change variables other than those of `names_changed`."""
+    return _is_change(node, is_one) and (
+        _has_unknown_names(node) or not any(names_changed(node, is_one))
+    )
 
 
 def _has_unknown_names(node: Any) -> bool:
@@ -199,41 +253,36 @@ def _has_unknown_names(node: Any) -> bool:
     return not all(isinstance(getattr(key, "value", None), str) for key in keys)
 
 
-def _is_change(node: ast.AST) -> bool:
+def _is_change(node: ast.AST, is_one: Callable[[Any], bool]) -> bool:
     if isinstance(node, ast.Subscript):
-        return is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+        return is_one(node.value) and not isinstance(node.ctx, ast.Load)
     if isinstance(node, ast.AugAssign):
-        return is_environ(node.target)
-    if isinstance(node, (ast.Assign, ast.Return)):
-        targets = getattr(node, "targets", [None])
+        return is_one(node.target)
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return)):
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
         # Others may change an `os.environ` that they find in an attribute or result.
-        return is_environ(node.value) and not all(isinstance(each, ast.Name) for each in targets)
+        names = [each for target in targets for each in getattr(target, "elts", [target])]
+        values = getattr(node.value, "elts", [node.value])
+        return not all(isinstance(each, ast.Name) for each in names) and any(
+            may_be_environ(each, is_one) for each in values
+        )
     return isinstance(node, ast.Call) and (
-        sets_unseen(node) or name_of(node.func) in DIRECT or is_changing_method(node.func)
+        sets_unseen(node) or name_of(node.func) in DIRECT or is_changing_method(node.func, is_one)
     )
 
 
-def variables_set(tree: ast.AST, without: Collection[ast.AST] = ()) -> Iterator[str]:
-    """Yield the names of variables changed anywhere in a file; imported modules may read them.
-
-    Changes by the nodes `without` do not count.
-    """
-    for node in nodes(tree):
-        if node not in without:
-            yield from _names_changed(node)
-
-
-def _names_changed(node: ast.AST) -> Iterator[str]:
+def names_changed(node: ast.AST, is_one: Callable[[Any], bool]) -> Iterator[str]:
+    """Yield the variables that this node changes, as far as literals name them."""
     if isinstance(node, ast.Subscript):
-        if is_environ(node.value) and not isinstance(node.ctx, ast.Load):
+        if is_one(node.value) and not isinstance(node.ctx, ast.Load):
             yield from _texts([key_of(node)])
-    elif isinstance(node, ast.AugAssign) and is_environ(node.target):
+    elif isinstance(node, ast.AugAssign) and is_one(node.target):
         yield from _texts(getattr(node.value, "keys", ()))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         owner, name = node.func.value, node.func.attr
-        if name in DIRECT or (name in CHANGING and is_environ(owner)):
+        if name in DIRECT or (name in CHANGING and is_one(owner)):
             yield from _texts(node.args[:1])
-        if name == "update" and is_environ(owner):
+        if name == "update" and is_one(owner):
             yield from (word.arg for word in node.keywords if word.arg)
             for arg in node.args:
                 if isinstance(arg, ast.Dict):

@@ -8,20 +8,23 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.analysis.environment_changes import (
-    ChangeAnalyser,
-    EnvironmentChange,
-    ProgramRun,
-)
-from elasticjob_launcher.zygote.analysis.environment_uses import nodes, variables_set
+from elasticjob_launcher.zygote.analysis.changes import EnvironmentChange, ProgramRun
+from elasticjob_launcher.zygote.analysis.environment_changes import ChangeAnalyser
+from elasticjob_launcher.zygote.analysis.file_facts import FileFacts
 from elasticjob_launcher.zygote.search_path import added_folders, is_python_module
 
-MAX_FILES = 100
+MAX_FILES = 2000
 MAX_SOURCE_BYTES = 1024 * 1024
+MAX_PROCESSOR_SECONDS = 20.0
+"""Processor time after which a program is not read any further: its workers start cold."""
+_TOO_MANY = "your program has more than {} files of its own, too many to read"
+_TOO_LONG = "reading your program's {} files takes longer than {:g} s of processor time"
+_TOO_LARGE = "{} is larger than {} bytes, too large to read"
 _LAZY = "torch._dynamo"
 """Module that torch loads on demand when an optimizer is created: 2 to 6 s if cold."""
 _OPTIMIZING = frozenset({"DistributedDataParallel", "optim", "Trainer"})
@@ -106,7 +109,13 @@ def analyse_imports(
             program.run(source, source is entry[-1])
     except RecursionError:
         program.unread = program.unread or "your program's files import each other too deeply"
+    except _Unbounded as error:
+        program.unread = program.unread or str(error)
     return program.analysis()
+
+
+class _Unbounded(Exception):
+    """Program that exceeds a limit of the analysis."""
 
 
 class _Program:
@@ -120,15 +129,16 @@ class _Program:
         self._changes = changes
         self._steps: list[WantedImport | EnvironmentChange] = []
         self._possible: list[int] = []
-        self._sets: set[str] = set()
-        self._later: set[str] = set()
-        self._trees: list[ast.Module] = []
+        self._facts: list[FileFacts] = []
         self._seen: set[str] = set()
         self._files: list[str] = []
         self._imported: set[str] = set()
+        self._in_function = False
+        self._seen_in_functions: set[str] = set()
         self._lines: dict[WantedImport, int] = {}
         self._first: list[str] = []
         self._last: list[str] = []
+        self._began = time.process_time()
         self.unread = ""
         changes.on_change = self._steps.append
         changes.on_run = self._run_program
@@ -136,20 +146,22 @@ class _Program:
     def analysis(self) -> ImportAnalysis:
         wanted = [step for step in self._steps if isinstance(step, WantedImport)]
         over = self._changes.without_effect
-        changed = {name for tree in self._trees for name in variables_set(tree, over)}
+        found = [each for facts in self._facts for each in facts.variables()]
+        sets = frozenset(name for _, name, _ in found)
+        changed = {name for node, name, _ in found if node not in over}
         return ImportAnalysis(
             tuple(dict.fromkeys(wanted)),
-            frozenset(self._sets),
+            sets,
             tuple(self._first),
             self.unread,
             tuple(self._last),
             tuple(dict.fromkeys(self._in_order())),
-            frozenset(self._later),
+            frozenset(name for _, name, is_later in found if is_later),
             tuple(self._files),
             self._only_possible(),
             frozenset(self._imported),
             self._lines,
-            frozenset(self._sets - changed),
+            sets - changed,
         )
 
     def _only_possible(self) -> frozenset[WantedImport]:
@@ -187,28 +199,43 @@ class _Program:
         return is_installed and index not in self._possible
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
-        if source.path in self._seen or len(self._seen) >= MAX_FILES:
+        seen = self._seen_in_functions if self._in_function else self._seen
+        if source.path in seen:
             return
-        self._seen.add(source.path)
+        if len(self._files) >= MAX_FILES:
+            raise _Unbounded(_TOO_MANY.format(MAX_FILES))
+        if time.process_time() - self._began > MAX_PROCESSOR_SECONDS:
+            raise _Unbounded(_TOO_LONG.format(len(self._files), MAX_PROCESSOR_SECONDS))
+        seen.add(source.path)
         self._files.append(source.path)
         tree = _parsed(source.path)
         if tree is None:
             return
-        self._trees.append(tree)
-        self._sets.update(variables_set(tree))
-        for node in nodes(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                self._later.update(variables_set(node))
-        self._add_folders(tree, source.path)
+        names = self._changes.functions.environ_names
+        count = names.size
 
-        def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
+        def runs_own(node: ast.Import | ast.ImportFrom) -> bool:
+            return any(map(self._unread_files, _wanted(node, source.package)))
+
+        facts = FileFacts(tree, names, runs_own)
+        self._changes.functions.add_file(facts, names.size > count)
+        if not self._in_function:
+            self._facts.append(facts)
+            self._add_folders(tree, source.path)
+
+        def imports(
+            node: ast.Import | ast.ImportFrom, certain: bool | None, in_function: bool
+        ) -> None:
             for found in _wanted(node, source.package):
+                if in_function:
+                    self._run_in_function(found)
+                    continue
                 if main:
                     self._lines.setdefault(found, node.lineno)
                 self._import(found, certain)
 
-        self._changes.file(tree, source.path, main, imports, certain)
-        if _imports(tree, _TRAINING) and _mentions(tree, _OPTIMIZING):
+        self._changes.file(tree, facts, source.path, main, imports, certain)
+        if not self._in_function and _imports(facts, _TRAINING) and _OPTIMIZING & facts.mentioned:
             self._append(WantedImport(_LAZY), False)  # loaded when the optimizer is created
 
     def _append(self, wanted: WantedImport, certain: bool) -> None:
@@ -230,12 +257,32 @@ class _Program:
         for source in sources:
             self.run(source, run.main and source is sources[-1], run.certain)
 
+    def _unread_files(self, found: WantedImport) -> list[Source]:
+        """Return the user's own files that this import runs, without those that have run."""
+        spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
+        if spec is None or self._installed(spec):
+            return []
+        seen = self._seen | self._seen_in_functions
+        return [each for each in _own_files(found, spec) if each.path not in seen]
+
+    def _run_in_function(self, found: WantedImport) -> None:
+        """Follow only the changes of own files that a function imports.
+
+        Workers report the packages that it loads, often after a change to an unknown value.
+        """
+        before, self._in_function = self._in_function, True
+        for source in self._unread_files(found):
+            self.run(source)
+        self._in_function = before
+
     def _import(self, found: WantedImport, certain: bool | None) -> None:
         """Follow an import of the user's own files; append one of an installed package."""
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
         if spec is None:
             return
         if self._installed(spec):
+            if self._in_function:
+                return
             self._imported.update([found.module, *(f"{found.module}.{n}" for n in found.names)])
             self._append(found, bool(certain))
             return
@@ -258,7 +305,9 @@ def _parsed(path: str) -> ast.Module | None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             content = file.read(MAX_SOURCE_BYTES + 1)
-        return ast.parse(content, path) if len(content) <= MAX_SOURCE_BYTES else None
+        if len(content) > MAX_SOURCE_BYTES:
+            raise _Unbounded(_TOO_LARGE.format(path, MAX_SOURCE_BYTES))
+        return ast.parse(content, path)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # the program itself reports it
 
@@ -327,22 +376,10 @@ def _locations(spec: Any) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
-def _imports(tree: ast.Module, packages: Collection[str]) -> bool:
+def _imports(facts: FileFacts, packages: Collection[str]) -> bool:
     """Return True if the file imports one of these packages or a part of it."""
     return any(
         found.module.partition(".")[0] in packages
-        for node in nodes(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for node in facts.imports
         for found in _wanted(node, "")
     )
-
-
-def _mentions(tree: ast.Module, names: Collection[str]) -> bool:
-    """Return True if one of these names is used, imported, or part of an imported module's name."""
-    for node in nodes(tree):
-        parts = (getattr(node, name, None) for name in ("id", "attr", "name", "module"))
-        if any(
-            part in names for each in parts if isinstance(each, str) for part in each.split(".")
-        ):
-            return True
-    return False

@@ -8,132 +8,21 @@ from pathlib import PurePath
 from typing import Any
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
-    changes_and_calls,
     is_environ,
     is_run_later,
+    is_static,
     name_of,
     nodes,
 )
+from elasticjob_launcher.zygote.analysis.file_facts import Environs
+from elasticjob_launcher.zygote.analysis.own_functions import CONSTRUCTORS, Functions
 from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
 
 IMPORTERS = frozenset({"import_module", "__import__"})
-CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
-"""Methods that a call of their class runs."""
-_DEEPEST_CLASS = 5
-_MOST_CALLS = 2000
+_GENERICS = frozenset({"dict", "frozenset", "list", "set", "tuple", "type"})
+"""Classes of Python whose subscripts are annotations."""
 _HANDLERS = {"atexit.register": 0, "signal.signal": 1}
 """Functions that register a handler, each with the place of its argument."""
-
-
-class Functions:
-    """Functions of all files of a program, by name, each with its file.
-
-    `methods` are those of classes, each with its class, whose first argument is not in the call.
-    `doubtful` are the variables, all if one is empty, that functions may change unseen from now on.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[str, list[tuple[Any, Any]]] = {}
-        self.methods: dict[ast.AST, str] = {}
-        self.classes: dict[str, tuple[Scope, list[str]]] = {}
-        """Classes of all files, each with its file and the names of its bases."""
-        self.unsure: set[str] = set()
-        """Classes that may have another constructor than the one they inherit in the program."""
-        self.doubtful: set[str] = set()
-        self.followed = 0
-        self._uses: dict[ast.AST, tuple[frozenset[str], frozenset[str]]] = {}
-        self._changes: dict[ast.AST, frozenset[str]] = {}
-
-    @property
-    def are_many(self) -> bool:
-        """True if no more calls are followed; their functions may run from then on."""
-        return self.followed >= _MOST_CALLS
-
-    def add(self, name: str, file: Scope, function: ast.AST) -> None:
-        self.of.setdefault(name, []).append((file, function))
-        self._changes = {}
-
-    def add_class(self, node: ast.ClassDef, file: Scope) -> None:
-        """Add a class, whose methods have been added, with the methods that Python itself calls."""
-        bases = [file.called_name(base) for base in node.bases]
-        self.classes[node.name] = (file, bases)
-        own = [e for e in node.body if isinstance(e, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        named = {each.name for each in own}
-        self.methods.update(dict.fromkeys(own, node.name))
-        found = {each: file for each in own if each.name.startswith("__")}
-        for base in bases:
-            inherited = [
-                (of, each)
-                for of, each in self.of.get(base, ())
-                if each in self.methods and each.name.startswith("__") and each.name not in named
-            ]
-            found.update((each, of) for of, each in inherited)
-            # A later base may inherit from a base of this one, and precede it.
-            named |= {each.name for _, each in inherited if self.methods[each] == base}
-            if any(self.is_unsure(each, base) for _, each in inherited):
-                self.unsure.add(node.name)
-        mentioned = {e.id for e in nodes(node) if isinstance(e, ast.Name)}
-        defined = {e.name for e in nodes(node) if isinstance(e, ast.FunctionDef)}
-        if (
-            node.decorator_list
-            or not all(self._is_own_base(file, *each) for each in zip(bases, node.bases))
-            or (mentioned | defined) & CONSTRUCTORS
-        ):
-            self.unsure.add(node.name)
-        for _, each in self.of.get(node.name, ()):
-            found.pop(each, None)  # of a base of the same name
-        for each, of in found.items():
-            self.add(node.name, of, each)
-
-    def _is_own_base(self, file: Scope, name: str, base: ast.expr) -> bool:
-        """Return True for a base class of the program, or one without a constructor."""
-        own = name in self.classes and file.is_from(base, self.classes[name][0])
-        return own or name in ("object", "ABC")
-
-    def is_unsure(self, function: ast.AST, name: str) -> bool:
-        """Return True for an inherited constructor that the class of that name may replace."""
-        return name in self.unsure and self.methods.get(function, name) != name
-
-    def is_implicit(self, function: Any, name: str) -> bool:
-        """Return True for a method of a class of that name that a call of the class may not run."""
-        of = self.methods.get(function)
-        return of is not None and self.is_a(name, of) and function.name not in CONSTRUCTORS
-
-    def is_a(self, name: str, base: str, depth: int = 0) -> bool:
-        """Return True if a class is that class or inherits from it."""
-        bases = self.classes[name][1] if name in self.classes and depth < _DEEPEST_CLASS else []
-        return name == base or any(self.is_a(each, base, depth + 1) for each in bases)
-
-    def doubt(self, function: ast.AST) -> frozenset[str]:
-        """Assume from now on that this function may run at any time; return what it may change."""
-        found = self.changes(function)
-        self.doubtful.update(found)
-        return found
-
-    def changes(self, function: ast.AST) -> frozenset[str]:
-        """Return the variables, "" for all, that a call may change, directly or indirectly."""
-        if function not in self._changes:
-            todo = [function]
-            seen: set[str] = set()
-            found: set[str] = set()
-            while todo:
-                node = todo.pop()
-                if node not in self._uses:
-                    self._uses[node] = changes_and_calls(node)
-                changes, calls = self._uses[node]
-                found |= changes
-                for name in calls - seen:
-                    seen.add(name)
-                    todo += [body for _, body in self.of.get(name, ())]
-            self._changes[function] = frozenset(found)
-        return self._changes[function]
-
-    def are_doubtful(self, expression: ast.AST) -> bool:
-        """Return True if an expression reads a variable that a function may change unseen."""
-        found = list(nodes(expression)) if self.doubtful else []
-        reads = any(is_environ(each) or name_of(each) == "getenv" for each in found)
-        texts = {each.value for each in found if isinstance(each, ast.Constant)}
-        return reads and ("" in self.doubtful or bool(texts & self.doubtful))
 
 
 class Scope(Values):
@@ -144,6 +33,8 @@ class Scope(Values):
         self.path = path
         self.functions = functions
         self.hidden: set[str] = set()
+        self.environs: Environs | None = None
+        """Predicate for `os.environ` in the function that is followed, or at module level."""
         self._imported: dict[str, tuple[str, str]] = {}
         self.modules: set[str] = set()
         """Names that have been bound to modules."""
@@ -203,8 +94,14 @@ class Scope(Values):
                 self._imported[name] = (alias.name.rpartition(".")[2] if alias.asname else name, "")
 
     def is_environ(self, node: Any) -> bool:
-        known = isinstance(node, ast.Name) and isinstance(self.names.get(node.id), Environ)
-        return known or is_environ(node)
+        """Return True for an expression that is, or may be, `os.environ`."""
+        return self.is_surely_environ(node) or (self.environs is not None and self.environs(node))
+
+    def is_surely_environ(self, node: Any) -> bool:
+        """Return False for a name or attribute that may be another object."""
+        if isinstance(node, ast.Name) and isinstance(self.names.get(node.id), Environ):
+            return True
+        return is_environ(node)
 
     def called_name(self, node: Any) -> str:
         """Return the name that a function has in its own file."""
@@ -224,6 +121,8 @@ class Scope(Values):
         if self._is_imported(called):
             return True
         method_of = self.functions.methods.get(function)
+        if method_of is not None and is_static(function) and self.own_class(owner):
+            return self.functions.is_a(self.own_class(owner), method_of)
         if owner is None:
             return method_of is None or getattr(function, "name", "") in CONSTRUCTORS
         return method_of is not None and self.functions.is_a(self.class_of(owner), method_of)
@@ -232,6 +131,12 @@ class Scope(Values):
         """Return False for a call that by its form cannot be one of this function of a file."""
         is_method = function in self.functions.methods and function.name not in CONSTRUCTORS
         return self.is_from(called, file) and not (is_method and isinstance(called, ast.Name))
+
+    def own_class(self, node: Any) -> str:
+        """Return the name of the class of the program that an expression is; empty otherwise."""
+        name = self.called_name(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+        known = self.functions.classes.get(name)
+        return name if known is not None and self.is_from(node, known[0]) else ""
 
     def note_modules(self, assignment: Any) -> None:
         """Record the targets of an assignment of an imported module."""
@@ -268,33 +173,53 @@ class Scope(Values):
     def is_only_named(self, part: ast.AST, of: Any) -> bool:
         """Return True for a class or function that an expression neither calls nor passes on."""
         if isinstance(of, ast.Attribute):
-            return isinstance(part, ast.Name) and of.attr not in self.functions.of
+            return isinstance(part, ast.Name) and (
+                of.attr not in self.functions.of
+                or self.functions.is_static_of(of.attr, self.own_class(part))
+            )
         if isinstance(of, ast.Call):
             tests = name_of(of.func) in ("isinstance", "issubclass")
             return tests and part in of.args and are_names(part)
+        if isinstance(of, ast.BinOp) and isinstance(of.op, ast.BitOr):
+            return bool(self.own_class(part)) and "__or__" not in self.functions.of
         if isinstance(of, ast.Subscript) and part is of.slice:
-            typing = self._imported.get(dotted(of.value).partition(".")[0], ("",))[0] == "typing"
-            return typing and not any(isinstance(each, ast.Call) for each in nodes(part))
+            return self._is_generic(of.value) and not any(
+                isinstance(each, ast.Call) for each in nodes(part)
+            )
         return False
+
+    def _is_generic(self, node: ast.expr) -> bool:
+        """Return True for a name of `typing` or `collections.abc`, and for `list`, `dict`, …"""
+        first = dotted(node).partition(".")[0]
+        if first in self._imported:
+            return self._imported[first][0] in ("typing", "abc", "typing_extensions")
+        return dotted(node) in _GENERICS and first not in self.names
 
     def handler_of(self, node: Any) -> ast.AST | None:
         """Return the function that a call registers for a signal or the end of the process."""
-        function = dotted(getattr(node, "func", None))
+        if not isinstance(node, ast.Call):
+            return None
+        function = dotted(node.func)
         first, _, rest = function.partition(".")
         module, name = self._imported.get(first, ("", ""))
         place = _HANDLERS.get(f"{module}.{name or rest}")
         found = node.args[place] if place is not None and len(node.args) > place else None
         return found if isinstance(found, (ast.Name, ast.Attribute, ast.Lambda)) else None
 
-    def doubt_handler(self, handler: ast.AST) -> None:
-        """Make conditions on what a handler changes unknown; imports usually precede its call."""
-        self.functions.doubt(handler)  # of a lambda
-        for _, function in self.functions.of.get(self.called_name(handler), ()):
+    def doubt_handler(self, handler: ast.AST, is_of_signal: bool) -> None:
+        """Make conditions on what a handler changes unknown; imports usually precede its call.
+
+        The program may send the signal to itself.
+        """
+        found = self.functions.of.get(self.called_name(handler), ())
+        for file, function in [(self, handler)] if isinstance(handler, ast.Lambda) else [*found]:
             self.functions.doubt(function)
+            if is_of_signal:
+                self.functions.add_handler(file, function)
 
     def bind_receiver(self, function: Any) -> None:
         """Record the class of a method's first argument, for the time of its call."""
-        owner = self.functions.methods.get(function)
+        owner = None if is_static(function) else self.functions.methods.get(function)
         names = parameter_names(function)
         for name in names:
             self.classes.pop(name, None)
@@ -308,7 +233,7 @@ class Scope(Values):
         defaults = dict(zip(reversed(names), reversed(parameters.defaults)))
         given: dict[str, Any] = {}
         if all(word.arg for word in call.keywords) and not _is_any_starred(call.args):
-            is_method = function in self.functions.methods
+            is_method = function in self.functions.methods and not is_static(function)
             given = {**defaults, **dict(zip(names[is_method:], call.args))}
         given.update((word.arg, word.value) for word in call.keywords if word.arg)
         values = {}
@@ -336,7 +261,10 @@ def paired(target: Any, value: Any) -> list[tuple[Any, Any]]:
     items, values = getattr(target, "elts", ()), getattr(value, "elts", ())
     if not items or len(items) != len(values) or _is_any_starred([*items, *values]):
         return [(target, value)]
-    constants = (each if isinstance(each, ast.Constant) else None for each in values)
+    # Of the others, an earlier target may change the value.
+    constants = (
+        each if isinstance(each, ast.Constant) or is_environ(each) else None for each in values
+    )
     return list(zip(items, constants))
 
 

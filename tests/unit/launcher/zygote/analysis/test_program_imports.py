@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_launcher.zygote.analysis import program_imports
+from elasticjob_launcher.zygote.analysis.file_facts import FileFacts
 from elasticjob_launcher.zygote.analysis.program_imports import (
     ImportAnalysis,
     Source,
@@ -202,6 +204,106 @@ def test_file_that_cannot_be_parsed_is_read_again_after_a_change(tmp_path: Path)
 PASSED = "def f(n='B'):\n    os.environ[n] = '1'\n"
 CONSTRUCTED = "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\n"
 CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
+    "by getattr": ("getattr(os, 'environ')['B'] = '1'", [("B", "1")]),
+    "by getattr and a name": ("e = getattr(os, 'environ')\ne['B'] = '1'", [("B", "?")]),
+    "by the namespace of a module": (
+        "os.__dict__['environ']['B'] = '1'\nvars(os)['environ'].update(C='1')",
+        [("B", "1"), ("C", "1")],
+    ),
+    "by another name of its module": ("import os as o\ne = o.environ\ne['B'] = '1'", [("B", "?")]),
+    "by a name in a function": (
+        "def f():\n    e = os.environ\n    e['B'] = '1'\nf()",
+        [("B", "1")],
+    ),
+    "by a name of an import in a function": (
+        "def f():\n    from os import environ as e\n    e['B'] = '1'\nf()",
+        [("B", "1")],
+    ),
+    "by a name with a choice in a function": (
+        "def f(e=None):\n    e = os.environ if e is None else e\n    e['B'] = '1'\nf()",
+        [("B", "1")],
+    ),
+    "by a name of the file in a function": (
+        "e = os.environ\ndef f():\n    e['B'] = '1'\nf()",
+        [("B", "1")],
+    ),
+    "by a name in a function that is passed on": (
+        "def f():\n    e = os.environ\n    e['B'] = '1'\nlist(map(f, names))",
+        [("B", "?")],
+    ),
+    "by a name that a function binds": (
+        "e = None\ndef f():\n    global e\n    e = os.environ\nf()\ne['B'] = '1'",
+        [("B", "?")],
+    ),
+    "by a name of an outer function": (
+        "def f():\n    e = None\n    def g():\n        nonlocal e\n        e = os.environ\n"
+        "    g()\n    e['B'] = '1'\nf()",
+        [("B", "?")],
+    ),
+    "by a name in a later iteration": (
+        "e = None\nwhile f():\n    if e:\n        e['B'] = '1'\n    e = os.environ",
+        [("B", "?")],
+    ),
+    "by an attribute among several": (
+        "class E:\n    pass\ne = E()\ndef f():\n    e.x, n = os.environ, 1\nf()",
+        [("", "?")],
+    ),
+    "by a name among several": ("e, n = os.environ, 1\ne['B'] = '1'", [("B", "1")]),
+    "by a name, perhaps": (
+        "if f():\n    e = os.environ\nelse:\n    e = {}\ne['B'] = '1'",
+        [("B", "?")],
+    ),
+    "by a name of other functions": (
+        "def f():\n    e = os.environ\n    print(e)\ndef g(e):\n    e['B'] = '1'\nf()\ng({})\n"
+        "e = dict(os.environ)\ne['C'] = '1'",
+        [],
+    ),
+    "by a function that another one calls": (
+        "def put(e):\n    e['B'] = '1'\ndef f():\n    put(os.environ)\nf()",
+        [("B", "1")],
+    ),
+    "by a function that another one passes on": (
+        f"{CONSTRUCTED}def f():\n    g = E\n    g()\nf()",
+        [("B", "?")],
+    ),
+    "by a function that another one passes to a function": (
+        f"{CONSTRUCTED}def h():\n    list(map(E, names))\nh()",
+        [("B", "?")],
+    ),
+    "by a handler of a signal that the program sends": (
+        "import signal\ndef f(*of):\n    os.environ['B'] = '1'\nsignal.signal(15, f)\n"
+        "signal.raise_signal(15)",
+        [("B", "?")],
+    ),
+    "by a lambda for a signal that the program sends": (
+        "import signal\nsignal.signal(15, lambda *of: os.environ.pop('A'))\n"
+        "os.kill(os.getpid(), 15)",
+        [("A", "?")],
+    ),
+    "by no constructor of a static method": (
+        f"{CONSTRUCTED}    @staticmethod\n    def f(n):\n        pass\n"
+        "E.f(1)\nlist(map(E.f, names))",
+        [],
+    ),
+    "by a static method": (
+        "class E:\n    @staticmethod\n    def f(n):\n        os.environ[n] = '1'\nE.f('B')",
+        [("B", "1")],
+    ),
+    "by a constructor in a class method": (
+        f"{CONSTRUCTED}    @classmethod\n    def f(cls):\n        return cls()\nE.f()",
+        [("B", "?")],
+    ),
+    "by no constructor in a union": (f"{CONSTRUCTED}T = E | None\nU = list[E]", []),
+    "by no keyword argument": ("import yaml\nyaml.Settings(**os.environ)", []),
+    "by an unused attribute": (
+        "class E:\n    def __init__(self):\n        self.env = os.environ\nE()",
+        [],
+    ),
+    "by an attribute of a class of another package": (
+        "import yaml\nclass E(yaml.E):\n    def __init__(self):\n"
+        "        self.env = os.environ\nE()",
+        [("", "?")],
+    ),
     "by an own function with the name of a reader": (
         "def create(env):\n    env['B'] = '1'\ncreate(os.environ)",
         [("B", "1")],
@@ -548,7 +650,7 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
     "by an attribute": (
         "class E:\n    def __init__(self):\n        self.env = os.environ\n"
         "E().env['B'] = '1'",
-        [("", "?")],
+        [("B", "?")],
     ),
     "by an attribute of a class": ("class E:\n    env = os.environ\nE.env['B'] = '1'", [("", "?")]),
     "by a returned value": ("def f():\n    return os.environ\nf()['B'] = '1'", [("", "?")]),
@@ -599,6 +701,47 @@ def test_classes_of_the_same_names_inherit_a_method_once(tmp_path: Path) -> None
     put = "class E:\n    def __init__(self):\n        os.environ['B'] = '1'\n"
     again = "class F(E):\n    pass\nclass E(F):\n    pass\n" * 30
     assert analysed(tmp_path, f"{put}{again}F()").sets == {"B"}
+
+
+def test_functions_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each definition adds to what the calls after it may change."""
+    read: list[Any] = []
+    uses = FileFacts.uses
+
+    def counted(facts: FileFacts, function: Any) -> Any:
+        read.append((facts, function))
+        return uses(facts, function)
+
+    monkeypatch.setattr(FileFacts, "uses", counted)
+    pairs = (f"def f{n}():\n    f{n + 1}()\nf{n}()\n" for n in range(50))
+    found = analysed(tmp_path, "".join(pairs) + "def f50():\n    os.environ['B'] = '1'\nf0()")
+    assert found.sets == {"B"}
+    assert len(read) == len(set(read)) == 51
+
+
+LIMITS = {
+    "MAX_FILES": (2, "your program has more than 2 files of its own, too many to read"),
+    "MAX_PROCESSOR_SECONDS": (
+        -1.0,
+        "reading your program's 0 files takes longer than -1 s of processor time",
+    ),
+    "MAX_SOURCE_BYTES": (99, "{folder}/c.py is larger than 99 bytes, too large to read"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_program_beyond_a_limit_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its workers start cold: it may set variables before its imports."""
+    limit, reason = LIMITS[name]
+    project = Project(tmp_path)
+    project.write("b.py", "import c\n")
+    project.write("c.py", f"import os\nos.environ['B'] = '1'\n# {'.' * 99}\n")
+    source = "import b\nimport torch\n"
+    assert project.read(source).unread == ""
+    monkeypatch.setattr(program_imports, name, limit)
+    assert project.read(source).unread == reason.format(folder=tmp_path)
 
 
 def test_calls_are_followed_up_to_a_number(tmp_path: Path) -> None:
@@ -681,6 +824,55 @@ def test_functions_of_own_modules_are_followed_by_their_imported_names(tmp_path:
     found = project.read(f"import pkg.env\n{calls}import torch\n")
     changes = {s.name: s.value for s in found.steps if not isinstance(s, WantedImport)}
     assert changes == dict.fromkeys("ABCD", "1")
+
+
+INSIDE = {
+    "a function": "def f():\n    import cfg\nf()",
+    "a function of a function": "def g():\n    from cfg import x\ndef f():\n    g()\nf()",
+    "a constructor": "class F:\n    def __init__(self):\n        import cfg\nF()",
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_own_file_that_a_called_function_imports_is_followed(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    project.write("cfg.py", "import os, yaml\nos.environ['B'] = '1'\nx = 1\n")
+    steps = _steps(project, f"{INSIDE[name]}\nimport torch\n")
+    found = [getattr(each, "module", getattr(each, "name", "")) for each in steps]
+    assert found == ["B", "torch"]
+    steps = _steps(project, f"{INSIDE[name]}\nimport cfg, torch\n")
+    assert WantedImport("yaml") in steps
+    uncalled = INSIDE[name].rpartition("\n")[0]
+    assert _steps(project, f"{uncalled}\nimport torch\n") == [WantedImport("torch")]
+    assert _steps(project, f"{uncalled}\nlist(map(f, F))\nimport torch\n") == [
+        WantedImport("torch")
+    ]
+
+
+SHARED = {
+    "a name": "from cfg import e\ne['B'] = '1'",
+    "a name in a function": "from cfg import e\ndef f():\n    e['B'] = '1'\nf()",
+    "any name": "from cfg import *\ndef f():\n    e['B'] = '1'\nf()",
+    "an attribute": "import cfg\ncfg.e['B'] = '1'",
+    "an attribute in a function": "import cfg as c\ndef f():\n    c.e['B'] = '1'\nf()",
+    "a function under another name": "from cfg import g as h\ndef f():\n    h()\nf()",
+    "an attribute of an object": "import cfg\nclass F:\n    def __init__(self):\n"
+    "        self.env = os.environ\ncfg.E.put(F())",
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_environment_under_a_name_of_another_own_file_is_followed(
+    tmp_path: Path, name: str
+) -> None:
+    project = Project(tmp_path)
+    project.write(
+        "cfg.py",
+        "import os\ne = os.environ\ndef g():\n    e['B'] = '1'\n"
+        "class E:\n    def put(self):\n        self.env['B'] = '1'\n",
+    )
+    steps = _steps(project, f"import os\n{SHARED[name]}\nimport torch\n")
+    assert [each.name for each in steps if not isinstance(each, WantedImport)] == ["B"]
 
 
 def test_condition_in_a_loop_may_hold_in_a_later_iteration(tmp_path: Path) -> None:
