@@ -26,7 +26,6 @@ from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.operator.agent_records import Agents
 from tests.integration.operator_rig import Namespace, Operator, alone_in
 
-
 TRAINER = {
     "name": "trainer",
     "image": "trainer:1",

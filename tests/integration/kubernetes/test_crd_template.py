@@ -154,7 +154,7 @@ def test_template_of_running_job_does_not_change(
 def test_write_of_a_status_takes_the_api_server_little_processor_time(
     api_server: ApiServer, namespace: str, path: str
 ) -> None:
-    """A job needs the time of 15 ConfigMaps, or of 83 if a rule visits indices without a variable."""
+    """Take the time of 15 writes of a ConfigMap, or of 83 if a rule visits unused indices."""
     document = job_of({}, {"env": MANY_VARIABLES[:20]})
     containers = document["spec"]["template"]["spec"]["containers"]
     document["spec"]["trainer"] = containers[0]["name"]
