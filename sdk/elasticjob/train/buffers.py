@@ -400,8 +400,9 @@ class ReplicaBuffers:
         for path in self.folder.glob("*.[01]"):
             with contextlib.suppress(OSError):
                 if not path.name.startswith(_REPLICA) and not is_former(path, self._local_ranks):
-                    sizes.setdefault(path.stem, []).append(path.stat().st_size)
-        reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
+                    size = path.stat().st_size  # 0 if there was no room for it
+                    sizes.setdefault(path.stem, []).extend([size] if size else [])
+        reserved = sum(each[0] for each in sizes.values() if len(each) == 1)
         return found.f_bavail * found.f_frsize - reserved
 
     def target(self, part: Part, keep: Version | None) -> Path:

@@ -66,13 +66,14 @@ class NodeMemory:
         self._full: tuple[MemoryBuffers, int] | None = None
         """Memory without room, and the bytes that it must have free to be used again."""
         self._times_full = self._pause = 0
-        self._lacking: int | None = None
-        """`Part.rank` of the part for which there was no room."""
+        self.lacks_room = False
+        """True from a write without room up to the next complete snapshot."""
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the memory; None if it cannot be used."""
-        return None if self.buffers is None else self.buffers.folder
+        """Folder of the memory, also while it is full; None if it cannot be used."""
+        buffers = self.buffers if self._full is None else self._full[0]
+        return None if buffers is None else buffers.folder
 
     def ended(self) -> list[Ended]:
         """Return the records of the workers of earlier rounds on this node."""
@@ -93,13 +94,21 @@ class NodeMemory:
                 self._place_left,
             )
 
-    def commit(self, part: Part, body: Body) -> bool:
-        """Commit a part; without room, go on without memory on this node.
+    def commit(self, part: Part, body: Body, size: int = 0) -> bool:
+        """Commit a part of a snapshot of `size` bytes; without room, go on without memory.
 
         Returns False if the ranks must give up this snapshot alone: another worker of this node
         does not end its copy.
         """
-        return self.buffers is None or self._write(self.buffers, self.buffers.commit, part, body)
+        buffers = self.buffers
+        return buffers is None or self._write(buffers, buffers.commit, part, body, size)
+
+    def completed(self) -> None:
+        """Report memory that was full, and has all parts of a snapshot again."""
+        if self.lacks_room and self.buffers is not None:
+            self.lacks_room = False
+            self._report.change(trouble=layout.FITS)
+            log.warning("snapshots in the memory of this node again: %s", self.buffers.folder)
 
     def examine(self) -> None:
         """Use memory again that was full and has room now, before a regular snapshot.
@@ -113,7 +122,12 @@ class NodeMemory:
         with contextlib.suppress(OSError):
             found = os.statvfs(buffers.folder)
             if self._pause <= 0 and found.f_bavail * found.f_frsize >= needed:
-                self._full, self.buffers = None, buffers
+                self.read_again()
+
+    def read_again(self) -> None:
+        """Use memory again that was full, for a restore: a read needs no room."""
+        if self._full is not None:
+            self.buffers, self._full = self._full[0], None
 
     def _write(
         self,
@@ -121,6 +135,7 @@ class NodeMemory:
         write: Callable[[Part, Body], None],
         part: Part,
         body: Body,
+        size: int = 0,
     ) -> bool:
         was_refused = buffers.is_refused
         try:
@@ -142,7 +157,7 @@ class NodeMemory:
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
             self._report.change(trouble=trouble, size=needed)
             log.log(
-                logging.DEBUG if may_end and self._times_full else logging.WARNING,
+                logging.DEBUG if self.lacks_room and may_end else logging.WARNING,
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
                 buffers.folder,
                 error.strerror,
@@ -153,14 +168,9 @@ class NodeMemory:
             if may_end:
                 self._times_full += 1
                 self._pause = min(2**self._times_full, MAX_PAUSE)
-                self._full = buffers, body.size + body.size // 8
-                self._lacking = part.rank
-            return True
-        if self._lacking == part.rank:
-            self._lacking = None
-            self._report.change(trouble=layout.FITS)
-            if self._times_full == 1:
-                log.warning("snapshots in the memory of this node again: %s", buffers.folder)
+                size = max(size, body.size)
+                self._full = buffers, size + size // 8
+                self.lacks_room = True
         return True
 
     def seed(self, part: Part, body: Body) -> None:

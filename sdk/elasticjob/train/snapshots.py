@@ -305,6 +305,7 @@ class Snapshots:
         self._optimizers.restored()
         gang = self._gang = Gang(self._gang)
         self._check_settings(gang)
+        self._memory.read_again()
         agreed = agree(
             gang, self._memory.buffers, self._store.folder, self._sharded, self._store.job
         )
@@ -774,7 +775,8 @@ class Snapshots:
     ) -> None:
         is_committed = False
         try:
-            is_committed = all(self._committed(part, body) for part, body in parts)
+            size = sum(body.size for _, body in parts)
+            is_committed = all(self._committed(part, body, size) for part, body in parts)
         finally:
             if replicates and not is_committed and self._replication is not None:
                 self._replication.give_up()
@@ -783,16 +785,21 @@ class Snapshots:
         if replicates and is_committed:
             self._replicate([part for part, _ in parts])
         if is_committed and self._memory.buffers is not None:
-            self._report.change(step=step, size=sum(body.size for _, body in parts))
+            self._report.change(step=step, size=size)
+            self._memory.completed()
         self._store.write(stored)
         self._missing = Missing(0) if is_committed else Missing.MEMORY
 
-    def _committed(self, part: Part, body: Body) -> bool:
-        """Commit a part to memory; return False if the ranks must give up this snapshot."""
+    def _committed(self, part: Part, body: Body, size: int) -> bool:
+        """Commit a part to memory; return False if the ranks must give up this snapshot.
+
+        `size` is that of all parts of this rank.
+        """
         # The training, which takes the processor too, stops before.
         began = time.thread_time()
-        is_committed = self._memory.commit(part, body)
-        if self._stop is not None and part.rank == SHARED and is_committed:
+        is_committed = self._memory.commit(part, body, size)
+        is_written = is_committed and self._memory.buffers is not None
+        if self._stop is not None and part.rank == SHARED and is_written:
             self._stop.measured(body.size, time.thread_time() - began)
         return is_committed
 

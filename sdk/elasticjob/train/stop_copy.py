@@ -128,7 +128,7 @@ class StopCopy:
     @property
     def obstacle(self) -> Loss:
         """Reason for which this rank can hold nothing, as without memory; unknown if it can."""
-        if self._memory.buffers is None:
+        if self._memory.buffers is None or self._memory.lacks_room:
             return Loss.NO_MEMORY
         groups = [group for each in self._optimizers.all for group in each.param_groups]
         on_cpu = all(tensor.device.type == "cpu" for group in groups for tensor in group["params"])

@@ -668,6 +668,55 @@ def test_memory_that_was_full_is_used_again_once_it_has_room(
     assert restored() == (5, "memory")
 
 
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the free memory, in bytes, which a test changes."""
+    real, free = os.posix_fallocate, [0]
+
+    def allocated(fd: int, offset: int, size: int) -> None:
+        if offset + size > free[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, offset, size)
+
+    class Found:
+        f_frsize = 1
+
+        @property
+        def f_bavail(self) -> int:
+            return free[0]
+
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+    monkeypatch.setattr(os, "statvfs", lambda path: Found())
+    return free
+
+
+def test_memory_with_room_for_a_part_of_a_snapshot_is_not_used_again(
+    memory: Path, room: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshots = started(every_steps=1)
+    for step in range(1, 20):
+        room[0] = 3000 * (step > 1)
+        snapshots.save(step, {"x": torch.ones(10_000)}, {"own": torch.ones(10)})
+    assert snapshots._report._report.trouble == layout.NO_ROOM
+    assert len(caplog.records) == 1
+    assert snapshots._memory.folder == memory, "for copies on other nodes, once it has room"
+
+
+def test_restore_reads_snapshots_in_memory_that_is_full(memory: Path, room: list[int]) -> None:
+    snapshots = started(every_steps=1)
+    state = {"x": torch.ones(1000)}
+    for step in range(1, 5):
+        room[0] = 100_000 * (step < 3)
+        snapshots.save(step, state | {"y": torch.ones(2000 * (step > 2))})
+    assert snapshots._memory.buffers is None
+    found = snapshots.restore()
+    assert found is not None
+    assert found.step == 2
+    room[0] = 100_000
+    snapshots.save(3, state)
+    assert restored() == (3, "memory")
+
+
 def test_memory_that_is_full_each_time_is_tried_ever_more_rarely(
     memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
