@@ -164,7 +164,8 @@ def test_memory_that_was_full_at_the_restore_has_copies_at_stops_once_it_has_roo
     snapshots = started(training, storage=storage, every_steps=2)
     assert snapshots._memory.buffers is None
     steps(training, snapshots, 2, 3)
-    assert snapshots._stop is not None and not snapshots._stop._rates, "nothing was written"
+    assert snapshots._stop is not None
+    assert not snapshots._stop._rates, "nothing was written"
     full[0] = False
     expected = steps(training, snapshots, 4, 11)
     assert ask(memory)
