@@ -301,7 +301,8 @@ def test_job_that_writes_too_much_loses_its_users_and_records_and_resumes_with_a
         lambda: uid in etcdctl(etcd_of_users, "user", "list", user=root), "a user again", SECONDS
     )
     third = login()
-    assert third[0] == f"{user}.2"
+    # A busy operator removes records twice: those that etcd reported after the first removal.
+    assert third[0] in (f"{user}.2", f"{user}.3")
     assert len({password, second[1], third[1]}) == 3
     assert third[0] in etcdctl(etcd_of_users, "user", "list", user=root).split()
     for former in (f"{user}:{password}", ":".join(second), f"{third[0]}:{second[1]}"):
