@@ -31,10 +31,12 @@ _NO_API_SERVER = f"this is no answer of an API server: {_CHECK_ADDRESS}, and pro
 _FORBIDDEN = "ask the cluster's administrator for this permission"
 _SIGN_IN = "sign in, or renew the user's credentials in the kubeconfig"
 _REMEDIES = (
+    ("getting credentials", "check the exec plug-in of the user in the kubeconfig"),
     ("was refused", _CHECK_ADDRESS),
     ("no such host", _CHECK_ADDRESS),
     ("looking for beginning of value", _NO_API_SERVER),
     ("unexpected end of JSON input", _NO_API_SERVER),
+    ("<html", _NO_API_SERVER),
     ("x509:", "check certificate-authority-data of the cluster in the kubeconfig"),
     ("the server doesn't have a resource type", "install ElasticJob's Helm chart on the cluster"),
     ("is forbidden", _FORBIDDEN),

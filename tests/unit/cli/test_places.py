@@ -101,6 +101,18 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             "and proxies on the way",
         ),
         (
+            "error: getting credentials: decoding stdout: unexpected end of JSON input",
+            "the cluster's answer: getting credentials: decoding stdout: unexpected end of JSON "
+            "input; check the exec plug-in of the user in the kubeconfig",
+        ),
+        (
+            'Error from server (InternalError): an error on the server ("<html>Bad gateway'
+            '</html>") has prevented the request from succeeding',
+            'the cluster\'s answer: an error on the server ("<html>Bad gateway</html>") has '
+            "prevented the request from succeeding; this is no answer of an API server: check the "
+            "cluster's address with `kubectl cluster-info`, and proxies on the way",
+        ),
+        (
             "Error from server (Forbidden): unknown",
             "the cluster's answer: Forbidden; ask the cluster's administrator for this permission",
         ),

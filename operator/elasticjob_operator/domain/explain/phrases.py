@@ -231,8 +231,11 @@ def pods_left(pods: Iterable[Pod]) -> str:
 
 
 def is_unreachable(pod: Pod) -> bool:
-    """Return True if a pod stays because the kubelet of its machine does not answer."""
-    return not pod.stuck and pod.node_state is NodeState.NOT_READY
+    """Return True if a pod stays because the kubelet of its machine does not answer.
+
+    The API server removes a pod that has ended without the kubelet.
+    """
+    return not pod.stuck and not pod.over and pod.node_state is NodeState.NOT_READY
 
 
 def _on_node(pod: Pod) -> str:

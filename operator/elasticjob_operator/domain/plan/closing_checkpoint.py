@@ -105,12 +105,13 @@ def store_access(
 
     Args:
         wait_seconds: time for which a store that cannot be read is waited for.
-        requested_at: time of a request for a checkpoint; the wait ends `wait_seconds` after it,
-            also if the operator was restarted since.
+        requested_at: time of a request for a checkpoint. The wait ends `wait_seconds` after it,
+            also if the operator was restarted since, but not before that of a store without one.
     """
     store, left = observed.store, wait_seconds - observed.unreadable_seconds
     if requested_at is not None:
         left = min(left, wait_seconds - (now - requested_at).total_seconds())
+        left = max(left, WAIT_SECONDS - observed.unreadable_seconds)
     refuses = store is not None and not store.members and store.trouble.refuses
     if store is not None and refuses and store.seconds >= WAIT_SECONDS:
         return StoreAccess(refused=True)

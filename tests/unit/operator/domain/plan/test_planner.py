@@ -39,6 +39,7 @@ from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.closing_checkpoint import (
     COORDINATOR_SECONDS,
     OPEN,
+    WAIT_SECONDS,
     closing_step,
 )
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
@@ -527,10 +528,13 @@ def test_time_of_a_requested_checkpoint_does_not_begin_anew_with_each_process(
         a_job = STOPS[reason].model_copy(update={"status": status})
         found = plan(a_job, lost, later(seconds))
         assert found.actions == ()
-        assert found.wake_at == later(min(seconds + ENDS_AT - 1, ENDS_AT))
+        ends = max(min(seconds + ENDS_AT - 1, ENDS_AT), seconds + WAIT_SECONDS - 1)
+        assert found.wake_at == later(ends)
         status = next_status(a_job, lost, UNREADABLE, later(seconds), found.access)
         assert status.checkpoint_request_time == NOW
     a_job = STOPS[reason].model_copy(update={"status": status})
+    assert plan(a_job, lost, later(ENDS_AT)).actions == (), "as without a checkpoint: 10 s"
+    lost = replace(lost, unreadable_seconds=WAIT_SECONDS)
     late = plan_in_status(a_job, lost, later(ENDS_AT))
     assert [name for name, _ in deleted(late)] == ["job-0", "job-1"]
 

@@ -460,7 +460,8 @@ def test_pod_on_an_unreachable_machine_has_one_event_with_its_remedy() -> None:
     leaving = pod(0).terminating().get()
     kept = pod(1).terminating().on(NodeState.NOT_READY).get()
     seen = [observed(leaving, replace(kept, node_state=NodeState.READY))]
-    seen += [observed(leaving, kept), observed(kept), observed(kept)]
+    removed = pod(2).over().on(NodeState.NOT_READY).get()  # shown once more by its deletion
+    seen += [observed(leaving, removed), observed(leaving, kept), observed(kept), observed(kept)]
     status, emitted = Status(phase=Phase.SUSPENDING), list[Event]()
     for each in seen:
         now_job = a_job.model_copy(update={"status": status})
