@@ -66,6 +66,7 @@ FOREIGN = {
         "the server doesn't have a resource type",
         "is forbidden",
         "provide credentials",
+        "getting credentials",
         "looking for beginning of value",
         "unexpected end of JSON input",
         "an error on the server",

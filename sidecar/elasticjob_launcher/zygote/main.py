@@ -75,6 +75,8 @@ FDS = 3
 MOST_NAMES = 4000
 _MANY_FILES = 20
 """Number of files of a program whose trees take more memory than is worth a collection."""
+_MAX_SECONDS_AT_FORK = 2.0
+"""Processor time for reading a changed program while its workers wait."""
 
 
 class Zygote:
@@ -103,6 +105,7 @@ class Zygote:
         self._last: Sequence[str] = ()
         self._reading = ImportAnalysis((), frozenset())
         self._dates: Sequence[object] = ()
+        self._refused: tuple[Sequence[object], str] = (), ""
         self._keeps_group = False
         self._resume_collection: Callable[[], None] = gc.enable
         self._launcher_processors = os.sched_getaffinity(self._launcher)
@@ -199,25 +202,31 @@ class Zygote:
         )
         return ()
 
-    def _read(self, guard: ImportGuard) -> ImportAnalysis:
-        found = analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+    def _read(self, guard: ImportGuard, seconds: float | None = None) -> ImportAnalysis:
+        entry = self._entry(guard)
+        found = analyse_imports(entry, sys.path, guard.installed, self._given, seconds)
         if len(found.files) > _MANY_FILES:
             gc.collect()  # imports then reuse the memory of the trees
         return found
 
     def _outdated(self) -> str:
         """Return the reason if preloaded modules no longer match the program; empty otherwise."""
-        if _file_stamps(self._reading.files) == self._dates:
+        dates = _file_stamps(self._reading.files)
+        if dates == self._dates:
             return ""
+        if dates == self._refused[0]:
+            return self._refused[1]
         assert self._guard is not None
         assert self._target is not None
         if trouble := run_module.unreadable_source(self._target):
             return trouble
-        now = self._read(self._guard)
-        if now.unread:
-            return now.unread
-        if now.import_context != self._reading.import_context:
-            return "the program has changed, in what it sets before its imports"
+        now = self._read(self._guard, _MAX_SECONDS_AT_FORK)
+        trouble = now.unread
+        if not trouble and now.import_context != self._reading.import_context:
+            trouble = "the program has changed, in what it sets before its imports"
+        if trouble:
+            self._refused = dates, trouble  # further workers do not read it again
+            return trouble
         self._reading, self._dates = now, _file_stamps(now.files)
         return ""
 

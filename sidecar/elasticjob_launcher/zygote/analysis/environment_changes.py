@@ -36,7 +36,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     passes_environ,
     sets_unseen,
 )
-from elasticjob_launcher.zygote.analysis.file_facts import OWN_IMPORT, FileFacts
+from elasticjob_launcher.zygote.analysis.file_facts import FileFacts
 from elasticjob_launcher.zygote.analysis.program_scope import (
     IMPORTERS,
     Scope,
@@ -67,13 +67,13 @@ class ChangeAnalyser(ChangeRecorder):
         facts: FileFacts,
         path: str,
         main: bool,
-        imports: Callable[[Any, bool | None, bool], object],
+        imports: Callable[[Any, bool | None], object],
         certain: bool,
     ) -> None:
         """Follow the statements that run when the file runs.
 
         `imports` receives each import with True if it is certain to run, False if it may run and
-        None if it does not run; and with True if it is in a function.
+        None if it does not run.
         """
         file = _File(self, path, facts, imports)
         file.names["__name__"] = "__main__" if main else path
@@ -88,7 +88,7 @@ class _File(Scope):
         changes: ChangeRecorder,
         path: str,
         facts: FileFacts,
-        imports: Callable[[Any, bool | None, bool], object],
+        imports: Callable[[Any, bool | None], object],
     ) -> None:
         super().__init__(path, changes.environ, changes.functions)
         self._facts = facts
@@ -195,8 +195,8 @@ class _File(Scope):
         self.run(each.body, False)
 
     def _import(self, node: Any, certain: bool) -> None:
-        if certain or not self._deep:
-            self._imports(node, certain, bool(self._deep))
+        if not self._deep:
+            self._imports(node, certain)
         self.bind_imports(node)
         if not self._deep:
             self.environs = self._facts.environs(None)  # of the files that it runs, too
@@ -223,7 +223,7 @@ class _File(Scope):
             for node in body:
                 for each in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
                     if isinstance(each, (ast.Import, ast.ImportFrom)):
-                        self._imports(each, None, False)
+                        self._imports(each, None)
 
     # --- names and variables
 
@@ -330,7 +330,6 @@ class _File(Scope):
                         self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
                 called, handler = getattr(each, "func", None), self.handler_of(each)
-                first = getattr(each, "args", None)
                 for part, always in parts_in_order(each):
                     followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
@@ -338,7 +337,7 @@ class _File(Scope):
                         if self.functions.is_static_of(name_of(part), self.own_class(followed)):
                             followed = None
                     elif part is handler:
-                        self.doubt_handler(part, first is not None and part is not first[0])
+                        self.doubt_handler(part, part is not each.args[0])
                         followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
@@ -389,7 +388,7 @@ class _File(Scope):
 
     def _doubt_variables(self, names: Iterable[str], node: Any) -> None:
         where = f"{self.path}, line {node.lineno}"
-        for name in sorted(n for n in {*names} - SEEDS - {OWN_IMPORT} if not differs_by_worker(n)):
+        for name in sorted(n for n in {*names} - SEEDS if not differs_by_worker(n)):
             self._changes.make(EnvironmentChange(name, None, False, where, doubtful=True))
 
     def _truth(self, node: ast.expr, certain: bool) -> bool | None:

@@ -6,7 +6,7 @@ They hold wherever the file runs; `environment_changes` follows it in execution 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.analysis.environment_uses import (
@@ -23,8 +23,6 @@ from elasticjob_launcher.zygote.search_path import dotted
 
 _FUNCTIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda})
 _DEEPEST_BASE = 5
-OWN_IMPORT = "\0import"
-"""Entry among the variables that a function changes if it imports an own file, which may."""
 
 
 class FunctionUses(NamedTuple):
@@ -57,15 +55,15 @@ class EnvironNames:
 class _Scope:
     """Function, lambda or module: names that it binds, and nodes that may change variables."""
 
-    __slots__ = ("bound", "calls", "given", "imports", "inner", "parts", "stored")
+    __slots__ = ("bound", "calls", "copied", "given", "inner", "parts", "stored")
 
     def __init__(self) -> None:
         self.stored: set[str] = set()
         self.bound: list[tuple[str, ast.AST]] = []
+        self.copied: set[str] = set()
         self.parts: list[Any] = []
         self.calls: set[str] = set()
         self.given: list[ast.Call] = []
-        self.imports: list[Any] = []
         self.inner: list[_Scope] = []
 
 
@@ -74,16 +72,10 @@ class FileFacts:
 
     `rebound` are the names that functions bind in outer scopes, `mentioned` all names and
     attributes, and `kept` the assignments of `os.environ` to attributes that only files of the
-    program use. `runs_own` is the predicate for imports of own files that have not been read.
+    program use.
     """
 
-    def __init__(
-        self,
-        tree: ast.Module,
-        names: EnvironNames,
-        runs_own: Callable[[Any], bool] = lambda node: False,
-    ) -> None:
-        self._runs_own = runs_own
+    def __init__(self, tree: ast.Module, names: EnvironNames) -> None:
         self.imports: list[ast.Import | ast.ImportFrom] = []
         self.rebound: set[str] = set()
         self.mentioned: set[str] = set()
@@ -121,8 +113,6 @@ class FileFacts:
             todo += scope.inner
             calls |= scope.calls
             environs = self._environs(scope)
-            if any(map(self._runs_own, scope.imports)):
-                changes.add(OWN_IMPORT)
             for node in scope.parts:
                 if node not in self.kept:
                     changes.update(names_changed(node, environs))
@@ -201,6 +191,9 @@ class FileFacts:
             scope.given.append(node)
 
     def _assignment(self, node: Any, scope: _Scope, owner: Any) -> None:
+        if _is_copy(node.value):
+            targets = getattr(node, "targets", None) or [node.target]
+            scope.copied.update(each.id for each in targets if isinstance(each, ast.Name))
         if type(node.value) in _VALUES:
             scope.parts.append(node)
             scope.calls.add(getattr(node.value, "id", ""))
@@ -228,7 +221,6 @@ class FileFacts:
 
     def _import(self, node: Any, scope: _Scope, owner: Any) -> None:
         self.imports.append(node)
-        scope.imports.append(node)
         module = (getattr(node, "module", None) or "").rpartition(".")[2]
         self.mentioned.update((getattr(node, "module", None) or "").split("."))
         for alias in node.names:
@@ -246,6 +238,7 @@ class FileFacts:
 
     def _environs(self, scope: _Scope) -> Environs:
         bound = {name for name, value in scope.bound if may_be_environ(value, self._any)}
+        bound -= scope.copied  # `env = env.copy()`: what follows changes the copy
         names = (self._names - scope.stored) | bound | (self.rebound & self._names)
         if self._has_star:
             names |= self._program.names - scope.stored
@@ -320,6 +313,13 @@ class Environs:
                 or is_environ(node)
             )
         return is_environ(node)
+
+
+def _is_copy(value: Any) -> bool:
+    """Return True for a copy of a mapping: `x.copy()`, `dict(x)`, `deepcopy(x)`, `{**x}`."""
+    if isinstance(value, ast.Dict):
+        return None in value.keys
+    return isinstance(value, ast.Call) and name_of(value.func) in ("copy", "dict", "deepcopy")
 
 
 def _is_of_self(target: Any) -> bool:

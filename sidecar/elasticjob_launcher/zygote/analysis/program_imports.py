@@ -20,11 +20,14 @@ from elasticjob_launcher.zygote.search_path import added_folders, is_python_modu
 
 MAX_FILES = 2000
 MAX_SOURCE_BYTES = 1024 * 1024
+MAX_PROGRAM_BYTES = 8 * MAX_SOURCE_BYTES
+"""Size of all files of a program, whose trees take about thirty times as much memory."""
 MAX_PROCESSOR_SECONDS = 20.0
 """Processor time after which a program is not read any further: its workers start cold."""
 _TOO_MANY = "your program has more than {} files of its own, too many to read"
 _TOO_LONG = "reading your program's {} files takes longer than {:g} s of processor time"
 _TOO_LARGE = "{} is larger than {} bytes, too large to read"
+_TOO_LARGE_IN_ALL = "your program's own files are larger than {} bytes in all, too large to read"
 _LAZY = "torch._dynamo"
 """Module that torch loads on demand when an optimizer is created: 2 to 6 s if cold."""
 _OPTIMIZING = frozenset({"DistributedDataParallel", "optim", "Trainer"})
@@ -94,6 +97,7 @@ def analyse_imports(
     search: Sequence[str],
     installed: Callable[[Any], bool],
     given: Mapping[str, str] | None = None,
+    seconds: float | None = None,
 ) -> ImportAnalysis:
     """Follow the entry's imports through the user's own files, in execution order.
 
@@ -102,8 +106,10 @@ def analyse_imports(
         search: the program's `sys.path`.
         installed: predicate for specs of the standard library or installed packages.
         given: the program's initial environment.
+        seconds: limit of the processor time, `MAX_PROCESSOR_SECONDS` if it is None.
     """
     program = _Program(search, installed, ChangeAnalyser(os.environ if given is None else given))
+    program.seconds = MAX_PROCESSOR_SECONDS if seconds is None else seconds
     try:
         for source in entry:
             program.run(source, source is entry[-1])
@@ -133,13 +139,13 @@ class _Program:
         self._seen: set[str] = set()
         self._files: list[str] = []
         self._imported: set[str] = set()
-        self._in_function = False
-        self._seen_in_functions: set[str] = set()
         self._lines: dict[WantedImport, int] = {}
         self._first: list[str] = []
         self._last: list[str] = []
         self._began = time.process_time()
         self.unread = ""
+        self.seconds = 0.0
+        self._bytes = 0
         changes.on_change = self._steps.append
         changes.on_run = self._run_program
 
@@ -199,43 +205,36 @@ class _Program:
         return is_installed and index not in self._possible
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
-        seen = self._seen_in_functions if self._in_function else self._seen
-        if source.path in seen:
+        if source.path in self._seen:
             return
-        if len(self._files) >= MAX_FILES:
+        if len(self._seen) >= MAX_FILES:
             raise _Unbounded(_TOO_MANY.format(MAX_FILES))
-        if time.process_time() - self._began > MAX_PROCESSOR_SECONDS:
-            raise _Unbounded(_TOO_LONG.format(len(self._files), MAX_PROCESSOR_SECONDS))
-        seen.add(source.path)
+        if time.process_time() - self._began > self.seconds:
+            raise _Unbounded(_TOO_LONG.format(len(self._seen), self.seconds))
+        self._seen.add(source.path)
         self._files.append(source.path)
-        tree = _parsed(source.path)
+        content = _content(source.path)
+        self._bytes += len(content)
+        if self._bytes > MAX_PROGRAM_BYTES:
+            raise _Unbounded(_TOO_LARGE_IN_ALL.format(MAX_PROGRAM_BYTES))
+        tree = _parsed(content, source.path)
         if tree is None:
             return
         names = self._changes.functions.environ_names
         count = names.size
-
-        def runs_own(node: ast.Import | ast.ImportFrom) -> bool:
-            return any(map(self._unread_files, _wanted(node, source.package)))
-
-        facts = FileFacts(tree, names, runs_own)
+        facts = FileFacts(tree, names)
+        self._facts.append(facts)
         self._changes.functions.add_file(facts, names.size > count)
-        if not self._in_function:
-            self._facts.append(facts)
-            self._add_folders(tree, source.path)
+        self._add_folders(tree, source.path)
 
-        def imports(
-            node: ast.Import | ast.ImportFrom, certain: bool | None, in_function: bool
-        ) -> None:
+        def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
             for found in _wanted(node, source.package):
-                if in_function:
-                    self._run_in_function(found)
-                    continue
                 if main:
                     self._lines.setdefault(found, node.lineno)
                 self._import(found, certain)
 
         self._changes.file(tree, facts, source.path, main, imports, certain)
-        if not self._in_function and _imports(facts, _TRAINING) and _OPTIMIZING & facts.mentioned:
+        if _imports(facts, _TRAINING) and _OPTIMIZING & facts.mentioned:
             self._append(WantedImport(_LAZY), False)  # loaded when the optimizer is created
 
     def _append(self, wanted: WantedImport, certain: bool) -> None:
@@ -257,32 +256,12 @@ class _Program:
         for source in sources:
             self.run(source, run.main and source is sources[-1], run.certain)
 
-    def _unread_files(self, found: WantedImport) -> list[Source]:
-        """Return the user's own files that this import runs, without those that have run."""
-        spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
-        if spec is None or self._installed(spec):
-            return []
-        seen = self._seen | self._seen_in_functions
-        return [each for each in _own_files(found, spec) if each.path not in seen]
-
-    def _run_in_function(self, found: WantedImport) -> None:
-        """Follow only the changes of own files that a function imports.
-
-        Workers report the packages that it loads, often after a change to an unknown value.
-        """
-        before, self._in_function = self._in_function, True
-        for source in self._unread_files(found):
-            self.run(source)
-        self._in_function = before
-
     def _import(self, found: WantedImport, certain: bool | None) -> None:
         """Follow an import of the user's own files; append one of an installed package."""
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
         if spec is None:
             return
         if self._installed(spec):
-            if self._in_function:
-                return
             self._imported.update([found.module, *(f"{found.module}.{n}" for n in found.names)])
             self._append(found, bool(certain))
             return
@@ -301,14 +280,22 @@ def module_files(name: str, search: Sequence[str]) -> list[Source]:
     return files + [source for source in main if source not in files]
 
 
-def _parsed(path: str) -> ast.Module | None:
+def _content(path: str) -> bytes:
+    """Return the content of a file, empty if it cannot be read: the program itself reports it."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             content = file.read(MAX_SOURCE_BYTES + 1)
-        if len(content) > MAX_SOURCE_BYTES:
-            raise _Unbounded(_TOO_LARGE.format(path, MAX_SOURCE_BYTES))
+    except OSError:
+        return b""
+    if len(content) > MAX_SOURCE_BYTES:
+        raise _Unbounded(_TOO_LARGE.format(path, MAX_SOURCE_BYTES))
+    return content
+
+
+def _parsed(content: bytes, path: str) -> ast.Module | None:
+    try:
         return ast.parse(content, path)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # the program itself reports it
 
 
