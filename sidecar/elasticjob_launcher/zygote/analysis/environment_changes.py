@@ -330,6 +330,7 @@ class _File(Scope):
                         self._expression(branch, certain and holds is chosen)
             elif isinstance(each, ast.AST):
                 called, handler = getattr(each, "func", None), self.handler_of(each)
+                first = getattr(each, "args", None)
                 for part, always in parts_in_order(each):
                     followed: Any = None if self.is_only_named(part, each) else part
                     if part is called and isinstance(part, (ast.Name, ast.Attribute)):
@@ -337,7 +338,7 @@ class _File(Scope):
                         if self.functions.is_static_of(name_of(part), self.own_class(followed)):
                             followed = None
                     elif part is handler:
-                        self.doubt_handler(part, part is not each.args[0])
+                        self.doubt_handler(part, first is not None and part is not first[0])
                         followed = None
                     self._expression(followed, certain and always)
                 self._after_parts(each, certain)
