@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 FIRST_READ_SECONDS = 15.0
 """Wait for etcd at start, which avoids status writes that report it as unreadable."""
 STUCK_SECONDS = 300.0
-FINISH_SECONDS = 3.0
-"""Maximum wait at shutdown for running reconciles and their events."""
+FINISH_SECONDS = 8.0
+"""Maximum wait at shutdown for running reconciles and their events; a kubelet waits for 30 s."""
 
 
 class ActiveReplica:
