@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
-
-QUIET_SECONDS = 1.5
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +53,6 @@ def test_new_job_gets_pods_and_owned_objects(ns: Namespace) -> None:
     budget = ns.get("poddisruptionbudgets", "job")
     assert budget is not None
     assert budget["spec"]["minAvailable"] == 1
-
-
-def quiet(operator: Operator, metric: str) -> float:
-    """Return the metric once the jobs of other tests no longer change it."""
-    deadline, since = time.monotonic() + SECONDS, time.monotonic()
-    seen = operator.metric(metric)
-    while time.monotonic() < since + QUIET_SECONDS:
-        assert time.monotonic() < deadline, f"{metric} never rests"
-        time.sleep(0.1)
-        if (now := operator.metric(metric)) != seen:
-            seen, since = now, time.monotonic()
-    return seen
-
-
-def test_one_reconcile_writes_status_once(ns: Namespace, operator: Operator) -> None:
-    before = quiet(operator, "elasticjob_status_writes_total")
-    ns.create_job(maxNodes=4, nodes=4)
-    ns.await_status(pods=4)
-    written = quiet(operator, "elasticjob_status_writes_total")
-    # One for four pods, and other writes due to the job.
-    assert before < written <= before + 3
 
 
 def test_disruption_budget_follows_ready_pods(ns: Namespace) -> None:
