@@ -630,44 +630,6 @@ def test_memory_that_cannot_be_written_leaves_storage(
     assert restored(tmp_path / "storage") == (2, "storage")
 
 
-def test_memory_that_was_full_is_used_again_once_it_has_room(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    real, free = os.posix_fallocate, [0]
-
-    def allocated(fd: int, offset: int, size: int) -> None:
-        if not free[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(fd, offset, size)
-
-    class Found:
-        f_frsize = 1
-
-        @property
-        def f_bavail(self) -> int:
-            return free[0]
-
-    monkeypatch.setattr(os, "posix_fallocate", allocated)
-    monkeypatch.setattr(os, "statvfs", lambda path: Found())
-    snapshots = started(every_steps=1)
-    state = {"x": torch.ones(1000)}
-    kept = []
-    with caplog.at_level(logging.WARNING):
-        for step in range(1, 6):
-            free[0] = 1000 if step == 4 else 100_000 * (step > 4)  # at first not enough for one
-            snapshots.save(step, state)
-            found = [held(path) for path in memory.glob("shared.[01]")]
-            kept.append(max((part.version.step for part in found if part is not None), default=0))
-    assert kept == [0, 0, 0, 0, 5]
-    assert snapshots._report._report.trouble == layout.FITS
-    assert [each.getMessage().partition(": ")[0] for each in caplog.records] == [
-        "no more snapshots in the memory of this node",
-        "snapshots in the memory of this node again",
-    ]
-    snapshots.close()
-    assert restored() == (5, "memory")
-
-
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the free memory, in bytes, which a test changes."""
@@ -688,6 +650,28 @@ def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(os, "posix_fallocate", allocated)
     monkeypatch.setattr(os, "statvfs", lambda path: Found())
     return free
+
+
+def test_memory_that_was_full_is_used_again_once_it_has_room(
+    memory: Path, room: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshots = started(every_steps=1)
+    state = {"x": torch.ones(1000)}
+    kept = []
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 6):
+            room[0] = 1000 if step == 4 else 100_000 * (step > 4)  # at first not enough for one
+            snapshots.save(step, state)
+            found = [held(path) for path in memory.glob("shared.[01]")]
+            kept.append(max((part.version.step for part in found if part is not None), default=0))
+    assert kept == [0, 0, 0, 0, 5]
+    assert snapshots._report._report.trouble == layout.FITS
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records] == [
+        "no more snapshots in the memory of this node",
+        "snapshots in the memory of this node again",
+    ]
+    snapshots.close()
+    assert restored() == (5, "memory")
 
 
 def test_memory_with_room_for_a_part_of_a_snapshot_is_not_used_again(
