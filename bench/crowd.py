@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,10 @@ from pathlib import Path
 
 from bench import etcd_proc
 from bench.backends import preload
-from bench.etcd_proc import EtcdFailed, EtcdServer
+from bench.etcd_proc import EtcdFailed
 from bench.forked import CaseFailed, Live, Send, forked
 from bench.machine import machine_facts
+from bench.processes import processor_seconds
 from bench.rendezvous_case import AFTERMATH_SECONDS, Report, verify
 from bench.results import keep
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, ProgramMissing, etcd_binary, fresh_id
@@ -62,10 +62,10 @@ def measure(members: int, processes: int, limit_seconds: float, log: Path) -> Co
         live = _process(etcd.endpoint, fresh_id("crowd"), members, processes)
         gang = stack.enter_context(forked(processes, live, log))
         gang.take(processes, time.monotonic() + limit_seconds)  # all members are connected
-        before, cpu = etcd.requests(), _cpu_seconds(etcd)
+        before, cpu = etcd.requests(), processor_seconds(etcd.pid)
         began = gang.release()
         lines = gang.take(members, began + limit_seconds)
-        cpu = _cpu_seconds(etcd) - cpu
+        cpu = processor_seconds(etcd.pid) - cpu
         time.sleep(AFTERMATH_SECONDS)
         requests = dict(etcd.requests() - before)
     reports = [Report(**line) for line in lines]
@@ -73,12 +73,6 @@ def measure(members: int, processes: int, limit_seconds: float, log: Path) -> Co
     wall = max(report.at for report in reports) - began
     spent = sum(report.cpu_seconds for report in reports)
     return Cost(members, processes, wall, spent, cpu, requests)
-
-
-def _cpu_seconds(server: EtcdServer) -> float:
-    """Return the server's CPU time so far."""
-    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.machine import hardware
+from bench.processes import processor_seconds, resident_mib
 from bench.results import keep
 from bench.settings import OUTPUT
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind
@@ -76,12 +76,6 @@ class System:
         pids = pid_of(self.operator.process), pid_of(self.api.process)
         return processor_seconds(pids[0]), processor_seconds(pids[1])
 
-    def memory_mib(self) -> float:
-        """Return the resident memory of the operator."""
-        status = Path(f"/proc/{pid_of(self.operator.process)}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(line.split()[1]) / 1024
-
     # --- phases
 
     def create(self) -> None:
@@ -109,11 +103,6 @@ class System:
             return rounds == [number] * self.count
 
         wait_until(shown, f"round {number} of all jobs", 5.0 * self.count)
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pid_of(process: subprocess.Popen[bytes] | None) -> int:
@@ -163,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         time.sleep(options.idle_seconds / 6)  # the last events and metrics
         idle = system.measure("no change", lambda: time.sleep(options.idle_seconds))
-        memory = system.memory_mib()
+        memory = resident_mib(pid_of(system.operator.process))
     share = 100 * idle.operator / idle.seconds, 100 * idle.api_server / idle.seconds
     line = "operator {:.1f} %, API server {:.1f} % of a processor".format(*share)
     print(f"without changes: {line}; memory of the operator: {memory:.0f} MiB", flush=True)

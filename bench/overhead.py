@@ -23,6 +23,7 @@ from statistics import median
 from bench.machine import machine_facts
 from bench.numbers import median_or_none
 from bench.pod import Pod, pod
+from bench.processes import processor_seconds, resident_mib
 from bench.results import keep
 from bench.settings import OUTPUT
 
@@ -118,17 +119,10 @@ def _phase(steps: Path) -> float | None:
 
 
 def watch_agent(agent: int, seconds: float) -> Agent:
-    began, before = time.monotonic(), _cpu_seconds(agent)
+    began, before = time.monotonic(), processor_seconds(agent)
     time.sleep(seconds)
-    spent, lasted = _cpu_seconds(agent) - before, time.monotonic() - began
-    pages = int(Path(f"/proc/{agent}/statm").read_text().split()[1])
-    resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return Agent(round(lasted, 2), round(spent, 3), round(resident, 1))
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    spent, lasted = processor_seconds(agent) - before, time.monotonic() - began
+    return Agent(round(lasted, 2), round(spent, 3), round(resident_mib(agent), 1))
 
 
 def _wait_for_steps(steps: Path, there: Pod) -> None:

@@ -28,6 +28,18 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def marked(variable: str, value: str) -> list[int]:
     """Return the processes with the mark in their environment, which descendants inherit.
 

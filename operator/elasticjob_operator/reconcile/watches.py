@@ -280,8 +280,8 @@ class _AllTasks(Collection["asyncio.Task[Any]"]):
 async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> None:
     """Run kopf's watches until SIGINT or SIGTERM, until cancelled, or until a watch fails.
 
-    `kopf.operator` takes each task that began after it for one of its own: at a signal it waits for
-    them for five seconds, then cancels them. Those tasks belong to groups of their own.
+    For a process without reconciles that must be complete. `kopf.operator` waits at a signal for
+    all tasks that began after it, for five seconds, then cancels them; this leaves them alone.
     """
     tasks = await kopf.spawn_tasks(
         registry=found,

@@ -399,9 +399,10 @@ class ReplicaBuffers:
         sizes: dict[str, list[int]] = {}
         for path in self.folder.glob("*.[01]"):
             with contextlib.suppress(OSError):
-                if not path.name.startswith(_REPLICA) and not is_former(path, self._local_ranks):
-                    size = path.stat().st_size  # 0 if there was no room for it
-                    sizes.setdefault(path.stem, []).extend([size] if size else [])
+                if path.name.startswith(_REPLICA) or is_former(path, self._local_ranks):
+                    continue
+                if size := path.stat().st_size:  # else there was no room for it
+                    sizes.setdefault(path.stem, []).append(size)
         reserved = sum(each[0] for each in sizes.values() if len(each) == 1)
         return found.f_bavail * found.f_frsize - reserved
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.processes import processor_seconds
 from elasticjob_operator.model.template_schema import SCHEMA_FILE
 from scripts.template_schema import OPENAPI_PATH, render
 from tests.cluster.programs import programs
@@ -163,19 +162,16 @@ def test_write_of_a_status_takes_the_api_server_little_processor_time(
     maps = f"/api/v1/namespaces/{namespace}/configmaps"
     api_server.request("POST", maps, {"metadata": {"name": "unit"}})
 
+    assert api_server.process is not None
+    pid = api_server.process.pid
+
     def seconds(path: str, field: str, writes: int) -> float:
-        before = processor_seconds(api_server)
+        before = processor_seconds(pid)
         for number in range(writes):
             api_server.patch(path, {field: {"phase": ("Pending", "Running")[number % 2]}})
-        return (processor_seconds(api_server) - before) / writes
+        return (processor_seconds(pid) - before) / writes
 
     assert seconds(f"{path}/job/status", "status", 40) < 36 * seconds(f"{maps}/unit", "data", 400)
-
-
-def processor_seconds(server: ApiServer) -> float:
-    assert server.process is not None
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- server-side apply

@@ -278,7 +278,7 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-MOST_TIME = timedelta(seconds=MOST_SECONDS)
+_MAX_REQUEST_AGE = timedelta(seconds=MOST_SECONDS)
 """Maximum plausible age of a request for a checkpoint."""
 SAVING = "SavingCheckpoint"
 """Reason of condition Running while the workers save before the job is stopped."""
@@ -313,7 +313,7 @@ def checkpoint_request_time(
     closing = observed.bounds.closing if observed.bounds is not None else None
     if closing is not None and view.outcome is None:
         requested = utc_time(closing.since_ms)
-        if requested is not None and now - MOST_TIME <= requested <= now:
+        if requested is not None and now - _MAX_REQUEST_AGE <= requested <= now:
             return requested
     elif not _was_requested_before(job.status, observed, view):
         return None

@@ -22,7 +22,6 @@ SHARED_MEMORY_FULL = "SharedMemoryFull"
 MEMORY_UNUSABLE = "MemoryUnusable"
 STORAGE_SILENT = "StorageNotAnswering"
 STORAGE_UNUSABLE = "StorageUnusable"
-"""Phases in which the time of a run is over."""
 _VERSIONS = 2
 """Number of snapshots that a node holds: one of them is always complete."""
 

@@ -108,8 +108,9 @@ def analyse_imports(
         given: the program's initial environment.
         seconds: limit of the processor time, `MAX_PROCESSOR_SECONDS` if it is None.
     """
-    program = _Program(search, installed, ChangeAnalyser(os.environ if given is None else given))
-    program.seconds = MAX_PROCESSOR_SECONDS if seconds is None else seconds
+    changes = ChangeAnalyser(os.environ if given is None else given)
+    limit = MAX_PROCESSOR_SECONDS if seconds is None else seconds
+    program = _Program(search, installed, changes, limit)
     try:
         for source in entry:
             program.run(source, source is entry[-1])
@@ -128,7 +129,11 @@ class _Program:
     """Analyser that reads each file at its first import."""
 
     def __init__(
-        self, search: Sequence[str], installed: Callable[[Any], bool], changes: ChangeAnalyser
+        self,
+        search: Sequence[str],
+        installed: Callable[[Any], bool],
+        changes: ChangeAnalyser,
+        seconds: float,
     ) -> None:
         self._search = search
         self._installed = installed
@@ -144,7 +149,7 @@ class _Program:
         self._last: list[str] = []
         self._began = time.process_time()
         self.unread = ""
-        self.seconds = 0.0
+        self._seconds = seconds
         self._bytes = 0
         changes.on_change = self._steps.append
         changes.on_run = self._run_program
@@ -209,8 +214,8 @@ class _Program:
             return
         if len(self._seen) >= MAX_FILES:
             raise _Unbounded(_TOO_MANY.format(MAX_FILES))
-        if time.process_time() - self._began > self.seconds:
-            raise _Unbounded(_TOO_LONG.format(len(self._seen), self.seconds))
+        if time.process_time() - self._began > self._seconds:
+            raise _Unbounded(_TOO_LONG.format(len(self._seen), self._seconds))
         self._seen.add(source.path)
         self._files.append(source.path)
         content = _content(source.path)
