@@ -114,17 +114,17 @@ format: install ## fix lint errors and format the code
 check: lint types imports generated docs ## run lint, types, docs, unit tests, 1,000 simulated schedules: under a minute
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit tests/sim
 
-# The schedules need processor time and no real time, so they get what the other tests leave.
+# The schedules need processor time and no real time, so they get what the other tests leave. The last
+# end-to-end tests run one at a time and wait for most of their time, beside the tests of `servers`.
 .PHONY: test schedules servers compiled
 test: install ## run all tests: 2,500 schedules, real servers, a real cluster
 	@$(MAKE) -j2 --output-sync=target lint types imports generated docs etcd kubernetes browser corpus-suite compiled
-	@$(PY) -m scripts.beside build/schedules.log "$(MAKE) schedules" $(MAKE) -j1 servers e2e
+	@$(PY) -m scripts.beside build/schedules.log "$(MAKE) schedules" --before build/e2e/claims/alone "$(MAKE) e2e" $(MAKE) servers
 # Otherwise each of pytest's workers, which begin at the same time, would compile all of them.
 compiled: install ## part of test: compile the tests by their collection
 	@mkdir -p build
 	@$(PY) -m pytest -qq --collect-only tests/unit tests/integration >build/collected.log || { cat build/collected.log; exit 1; }
-schedules: install ## part of test: images, simulated schedules: SIM_SEEDS=2500
-	@$(PY) -m tests.cluster images
+schedules: install ## part of test: simulated schedules: SIM_SEEDS=2500
 	SIM_SEEDS=$(or $(SIM_SEEDS),2500) $(PY) -m pytest -o cache_dir=build/schedules-cache -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
 servers: install etcd kubernetes browser corpus-suite ## part of test: unit and integration tests
 	$(PY) -m scripts.twice -n $(JOBS) --dist worksteal --durations=15 tests/unit tests/integration

@@ -31,6 +31,10 @@ PARTS = (CLUSTER, WORKERS)
 """Parts of the cluster in the order in which they are claimed, so that no two processes wait for
 each other."""
 
+ALONE = "alone"
+"""File of the claims that exists once the last group, which needs all for itself, has begun.
+`make test` waits for it before it begins other tests."""
+
 Claims = Mapping[str, Use]
 
 DISTURBS_ALL: Claims = {CLUSTER: Use.ALONE}
@@ -182,6 +186,8 @@ class Claimed:
                 file = stack.enter_context((self._folder / part).open("w"))
                 fcntl.flock(file, wanted[part])
                 self._held[part] = (wanted[part], stack)
+        if wanted == DISTURBS_ALL:
+            (self._folder / ALONE).touch()
 
     def keep(self, wanted: Claims) -> None:
         """Release the claims that are not among these."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.groups import (
+    ALONE,
     CLUSTER,
     DISTURBS_ALL,
     DISTURBS_WORKERS,
@@ -51,15 +52,16 @@ real.CLAIMED = Claimed(Path(__file__).parent / "claims")
 TIMED = """
 import os, pathlib, time
 log = pathlib.Path(__file__).parent / "log"
+mark = log.parent / "claims" / "alone"
 def timed(name):
     def test():
         began = time.monotonic()
         time.sleep(0.05)
         with log.open("a") as file:
-            file.write(f"{name} {began} {time.monotonic()} {os.getpid()}\\n")
+            file.write(f"{name} {began} {time.monotonic()} {os.getpid()} {mark.exists()}\\n")
     return test
 """
-"""Module of a test that records its times and its process."""
+"""Module of a test that records its times, its process, and the mark of the last group."""
 HOLD = """
 import sys
 from pathlib import Path
@@ -223,7 +225,10 @@ def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    ran = sorted((float(began), float(end), name, pid) for name, began, end, pid in rows)
+    ran = sorted((float(began), float(end), name, pid) for name, began, end, pid, _ in rows)
+    assert (tmp_path / "claims" / ALONE).exists()
+    marked = {name for name, *_, mark in rows if mark == "True"}
+    assert marked == {name for name in tests if group_of(name) is GROUPS[-1]}
     assert sorted(name for *_, name, _ in ran) == sorted(tests)
     assert len({pid for *_, pid in ran}) == 4
     for group in GROUPS:
