@@ -1,0 +1,168 @@
+"""Programs as forks of a server that has imported torch: nine tenths of their start is its import.
+
+`python forked_program.py SOCKET PROGRAM ARGUMENT...`, or with `-m MODULE` instead of a program, has
+the server execute it with this process's environment, folder and streams. This process passes
+SIGTERM and SIGINT on, and ends as the fork does; if it is killed, so is the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+_LENGTH = 4
+_PRELOADED = "torch.distributed.launcher.api"
+"""What `torch.distributed.run` imports, beside what the fork server has."""
+
+
+# -- in the process that stands for the program: it imports no more than it needs ------------
+
+
+def _represent(path: str, words: Sequence[str]) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        order = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+        socket.send_fds(connection, [len(order).to_bytes(_LENGTH, "big")], [0, 1, 2])
+        connection.sendall(order)
+        pid = int.from_bytes(_received(connection, _LENGTH), "big")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: os.kill(pid, number))
+        code = os.waitstatus_to_exitcode(int.from_bytes(_received(connection, _LENGTH), "big"))
+    if code < 0:
+        if -code in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def _received(connection: socket.socket, length: int) -> bytes:
+    found = b""
+    while len(found) < length:
+        if not (part := connection.recv(length - len(found))):
+            raise SystemExit("the fork server closed the connection")
+        found += part
+    return found
+
+
+# -- in the server -------------------------------------------------------------------------
+
+
+def _serve(listener: socket.socket) -> None:
+    """Fork a program for each connection, until this process is killed."""
+    import importlib
+    import select
+
+    importlib.import_module(_PRELOADED)
+    running: dict[int, tuple[int, socket.socket]] = {}  # pid and connection by pidfd
+    while True:
+        connections = {connection.fileno(): pidfd for pidfd, (_, connection) in running.items()}
+        ready, _, _ = select.select([listener.fileno(), *running, *connections], [], [])
+        for pidfd in {connections.get(each, each) for each in ready} & {*running}:
+            pid, connection = running.pop(pidfd)
+            if pidfd not in ready:  # its process was killed
+                os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+            with connection:
+                if pidfd in ready:
+                    _send(connection, status)
+            os.close(pidfd)
+        if listener.fileno() in ready:
+            connection = listener.accept()[0]
+            pid = _started(connection, listener, os.getpid())
+            _send(connection, pid)
+            running[os.pidfd_open(pid)] = (pid, connection)
+
+
+def _send(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # its process was killed meanwhile
+        connection.sendall(number.to_bytes(_LENGTH, "big"))
+
+
+def _started(connection: socket.socket, listener: socket.socket, server: int) -> int:
+    header, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    order = json.loads(_received(connection, int.from_bytes(header, "big")))
+    if pid := os.fork():
+        for each in streams:
+            os.close(each)
+        return pid
+    code = 1
+    try:
+        connection.close()
+        listener.close()
+        code = _execute(*order, streams, server)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _execute(
+    words: list[str], env: dict[str, str], folder: str, streams: list[int], server: int
+) -> int:
+    """Execute a program in this process as Python does; return its exit code."""
+    import runpy
+    import traceback
+
+    from bench.processes import die_with_parent
+
+    die_with_parent()
+    if os.getppid() != server:
+        return 1
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdout, sys.stderr = (open(each, "w", buffering=1, closefd=False) for each in (1, 2))
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, os.path.dirname(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+# -- in the test ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def forking_server() -> Iterator[tuple[str, str]]:
+    """Yield the words between `python` and a program to have it forked by a server."""
+    import tempfile
+
+    from tests.integration.torch.forked_gang import fork_server
+
+    with tempfile.TemporaryDirectory() as folder:  # short: paths of sockets are limited
+        path = os.path.join(folder, "forks")
+        with socket.create_server(path, family=socket.AF_UNIX) as listener:
+            server = fork_server().Process(target=_serve, args=(listener,), daemon=True)
+            server.start()
+        try:
+            yield (os.path.abspath(__file__), path)
+        finally:
+            server.kill()
+            server.join()
+
+
+if __name__ == "__main__":
+    _represent(sys.argv[1], sys.argv[2:])
