@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _LENGTH = 4
-_PRELOADED = "torch.distributed.launcher.api"
-"""What `torch.distributed.run` imports, beside what the fork server has."""
 
 
 # -- in the process that stands for the program: it imports no more than it needs ------------
@@ -26,7 +26,7 @@ _PRELOADED = "torch.distributed.launcher.api"
 def _represent(path: str, words: Sequence[str]) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        order = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+        order = json.dumps([words, dict(os.environ), str(Path.cwd())]).encode()
         socket.send_fds(connection, [len(order).to_bytes(_LENGTH, "big")], [0, 1, 2])
         connection.sendall(order)
         pid = int.from_bytes(_received(connection, _LENGTH), "big")
@@ -54,10 +54,6 @@ def _received(connection: socket.socket, length: int) -> bytes:
 
 def _serve(listener: socket.socket) -> None:
     """Fork a program for each connection, until this process is killed."""
-    import importlib
-    import select
-
-    importlib.import_module(_PRELOADED)
     running: dict[int, tuple[int, socket.socket]] = {}  # pid and connection by pidfd
     while True:
         connections = {connection.fileno(): pidfd for pidfd, (_, connection) in running.items()}
@@ -119,7 +115,7 @@ def _execute(
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.stdout, sys.stderr = (open(each, "w", buffering=1, closefd=False) for each in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(each, "w", 1, closefd=False) for each in (1, 2))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
@@ -129,7 +125,7 @@ def _execute(
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = words
-            sys.path.insert(0, os.path.dirname(words[0]))
+            sys.path.insert(0, str(Path(words[0]).parent))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -153,12 +149,12 @@ def forking_server() -> Iterator[tuple[str, str]]:
     from tests.integration.torch.forked_gang import fork_server
 
     with tempfile.TemporaryDirectory() as folder:  # short: paths of sockets are limited
-        path = os.path.join(folder, "forks")
+        path = str(Path(folder, "forks"))
         with socket.create_server(path, family=socket.AF_UNIX) as listener:
             server = fork_server().Process(target=_serve, args=(listener,), daemon=True)
             server.start()
         try:
-            yield (os.path.abspath(__file__), path)
+            yield str(Path(__file__).resolve()), path
         finally:
             server.kill()
             server.join()
