@@ -227,6 +227,18 @@ def test_random_name_of_a_wandb_run_is_no_difference() -> None:
     assert differences([cold], warm) == []
 
 
+def test_address_of_the_service_of_wandb_is_no_difference() -> None:
+    cold, warm = run(), other_run()
+    for found, number in ((cold, 1700), (warm, 2900)):
+        address = (
+            f"3-{number}-unix-{found['folder']}/tmp/wandb-{number}-{number + 7}-{number**3}/socket"
+        )
+        last(lambda one, text=address: one["environment"].update(WANDB_SERVICE=text))(found)
+    assert differences([cold], warm) == []
+    last(lambda one: one["environment"].update(WANDB_SERVICE="none"))(warm)
+    assert [one.item for one in differences([cold], warm)] == ["WANDB_SERVICE"]
+
+
 def test_process_id_of_zygote_is_documented() -> None:
     warm = other_run()
     each(lambda one: one["globals"].update({"a.pid": "77"}))(warm)
