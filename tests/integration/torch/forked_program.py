@@ -81,7 +81,7 @@ def _send(connection: socket.socket, number: int) -> None:
 
 def _started(connection: socket.socket, listener: socket.socket, server: int) -> int:
     header, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
-    order = json.loads(_received(connection, int.from_bytes(header, "big")))
+    words, env, folder = json.loads(_received(connection, int.from_bytes(header, "big")))
     if pid := os.fork():
         for each in streams:
             os.close(each)
@@ -90,7 +90,7 @@ def _started(connection: socket.socket, listener: socket.socket, server: int) ->
     try:
         connection.close()
         listener.close()
-        code = _execute(*order, streams, server)
+        code = _execute(words, env, folder, streams, server)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
