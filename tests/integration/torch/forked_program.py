@@ -24,17 +24,25 @@ _LENGTH = 4
 
 
 def _represent(path: str, words: Sequence[str]) -> None:
+    signals = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the fork can get them
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         order = json.dumps([words, dict(os.environ), str(Path.cwd())]).encode()
         socket.send_fds(connection, [len(order).to_bytes(_LENGTH, "big")], [0, 1, 2])
         connection.sendall(order)
         pid = int.from_bytes(_received(connection, _LENGTH), "big")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: os.kill(pid, number))
+
+        def pass_on(number: int, frame: object) -> None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
+
+        for number in signals:
+            signal.signal(number, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         code = os.waitstatus_to_exitcode(int.from_bytes(_received(connection, _LENGTH), "big"))
     if code < 0:
-        if -code in (signal.SIGTERM, signal.SIGINT):
+        if -code in signals:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
@@ -53,11 +61,18 @@ def _received(connection: socket.socket, length: int) -> bytes:
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork a program for each connection, until this process is killed."""
+    """Fork a program for each connection, until this process or pytest's ends."""
+    from multiprocessing import parent_process
+
+    pytest = parent_process()
+    assert pytest is not None
     running: dict[int, tuple[int, socket.socket]] = {}  # pid and connection by pidfd
     while True:
         connections = {connection.fileno(): pidfd for pidfd, (_, connection) in running.items()}
-        ready, _, _ = select.select([listener.fileno(), *running, *connections], [], [])
+        awaited = [pytest.sentinel, listener.fileno(), *running, *connections]
+        ready, _, _ = select.select(awaited, [], [])
+        if pytest.sentinel in ready:
+            return  # the forks end with this process
         for pidfd in {connections.get(each, each) for each in ready} & {*running}:
             pid, connection = running.pop(pidfd)
             if pidfd not in ready:  # its process was killed
@@ -69,27 +84,36 @@ def _serve(listener: socket.socket) -> None:
             os.close(pidfd)
         if listener.fileno() in ready:
             connection = listener.accept()[0]
-            pid = _started(connection, listener, os.getpid())
-            _send(connection, pid)
-            running[os.pidfd_open(pid)] = (pid, connection)
+            if pid := _started(connection, listener):
+                _send(connection, pid)
+                running[os.pidfd_open(pid)] = (pid, connection)
+            else:
+                connection.close()
 
 
 def _send(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # its process was killed meanwhile
+    with contextlib.suppress(ConnectionError):  # its process was killed meanwhile
         connection.sendall(number.to_bytes(_LENGTH, "big"))
 
 
-def _started(connection: socket.socket, listener: socket.socket, server: int) -> int:
-    header, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
-    words, env, folder = json.loads(_received(connection, int.from_bytes(header, "big")))
-    if pid := os.fork():
+def _started(connection: socket.socket, listener: socket.socket) -> int:
+    """Return the pid of the fork; 0 if the process was killed before it had sent its order."""
+    streams: list[int] = []
+    try:
+        header, streams, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+        order = _received(connection, int.from_bytes(header, "big")) if streams else b""
+    except (ConnectionError, SystemExit):
+        order = b""
+    server = os.getpid()
+    if not order or (pid := os.fork()):
         for each in streams:
             os.close(each)
-        return pid
+        return pid if order else 0
     code = 1
     try:
         connection.close()
         listener.close()
+        words, env, folder = json.loads(order)
         code = _execute(words, env, folder, streams, server)
     finally:
         sys.stdout.flush()
@@ -98,7 +122,7 @@ def _started(connection: socket.socket, listener: socket.socket, server: int) ->
 
 
 def _execute(
-    words: list[str], env: dict[str, str], folder: str, streams: list[int], server: int
+    words: list[str], env: dict[str, str], folder: str, streams: Sequence[int], server: int
 ) -> int:
     """Execute a program in this process as Python does; return its exit code."""
     import runpy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,15 +87,27 @@ def test_fork_ends_as_the_program_does(
 def test_fork_gets_the_signals_and_ends_with_its_process(
     words: tuple[str, str], tmp_path: Path, mode: str, number: signal.Signals, code: int
 ) -> None:
-    process = started(words, tmp_path, mode)
-    assert process.stdout is not None
-    process.stdout.readline()
-    pid = int(process.stdout.readline())
-    assert alive(pid)
-    process.send_signal(number)
-    assert process.wait(120) == code
-    until(lambda: not alive(pid), "the end of the fork")
-    process.stdout.close()
+    with started(words, tmp_path, mode) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        pid = int(process.stdout.readline())
+        assert alive(pid)
+        process.send_signal(number)
+        assert process.wait(120) == code
+        until(lambda: not alive(pid), "the end of the fork")
+
+
+def test_server_survives_a_process_that_is_killed_before_its_order(
+    words: tuple[str, str], tmp_path: Path
+) -> None:
+    for sent in (b"", b"\0\0\1\0", b"\0\0\1\0[["):
+        with socket.socket(socket.AF_UNIX) as connection, Path(os.devnull).open() as stream:
+            connection.connect(words[1])
+            if sent:
+                socket.send_fds(connection, [sent], [stream.fileno()] * 3)
+    process = started(words, tmp_path, "code", "7")
+    process.communicate(timeout=120)
+    assert process.returncode == 7
 
 
 def test_module_is_executed_as_python_does(words: tuple[str, str], tmp_path: Path) -> None:
