@@ -152,6 +152,12 @@ class NodeGang(Gang):
             raise AssertionError(f"{error}\n{self.outputs()}") from error
 
 
+def explained(pod: Pod) -> str:
+    """Return the pod's termination message, which its agent writes at its end."""
+    pod.agent.wait()
+    return pod.termination_log.read_text()
+
+
 @pytest.fixture
 def gang(process_tag: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[NodeGang]:
     gang = NodeGang(tmp_path, newest_etcd)
@@ -342,7 +348,7 @@ def test_spent_budget_ends_the_job_with_the_workers_traceback(meeting: NodeGang)
     meeting.fail(1)
     assert meeting.ends(*pods) == [1, 1], meeting.outputs()
     for pod in pods:
-        said = pod.termination_log.read_text()
+        said = explained(pod)
         assert "rank 1" in said
         assert "ValueError: told to fail by a file" in said
         assert "worker.py" in said
@@ -352,14 +358,14 @@ def test_command_of_several_nodes_that_never_joins_fails(gang: NodeGang) -> None
     params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=0)
     pods = gang.run(2, "true", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
-    assert "without joining the rendezvous" in pods[0].termination_log.read_text()
+    assert "without joining the rendezvous" in explained(pods[0])
 
 
 def test_failing_preparation_counts_as_a_failure_with_its_error(gang: NodeGang) -> None:
     params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=1)
     pods = gang.run(2, "python -c 'raise ValueError(13)'", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
-    assert "ValueError: 13" in pods[0].termination_log.read_text()
+    assert "ValueError: 13" in explained(pods[0])
 
 
 def test_node_joins_with_the_number_of_workers_of_its_torchrun(meeting: NodeGang) -> None:
@@ -385,4 +391,4 @@ def test_second_torchrun_of_a_job_with_several_nodes_fails(meeting: NodeGang) ->
     meeting.reduced(1, 2)
     meeting.finish()
     assert meeting.ends(*pods) == [1, 1], meeting.outputs()
-    assert "second torchrun" in pods[0].termination_log.read_text()
+    assert "second torchrun" in explained(pods[0])
