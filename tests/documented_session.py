@@ -33,8 +33,9 @@ PROMPT = "$ "
 SECONDS = 330.0
 """Timeout of a command, and of each wait for output: longer than the pages' own timeouts."""
 POLL_SECONDS = 0.2
-REPEAT_SECONDS = 1.0
-"""Pause between repetitions, which would otherwise take the processor from the awaited program."""
+REPEAT_SECONDS, LONGEST_REPEAT_SECONDS = 1.0, 3.0
+"""Pause between repetitions, which would otherwise take the processor from the awaited program: a
+quarter of the wait so far, within these limits."""
 _WORD = re.compile(
     r'(?P<verb>background until|repeat until) "(?P<text>[^"]+)"'
     r"|(?P<flag>interrupt|output varies)|exit (?P<code>\d+)"
@@ -179,7 +180,7 @@ class Session:
         return len(found)
 
     def _call(self, block: Block, mark: Mark, command: Command, code: int) -> None:
-        deadline = time.monotonic() + SECONDS
+        began = time.monotonic()
         while True:
             done = subprocess.run(
                 _shell(command),
@@ -196,9 +197,10 @@ class Session:
             whole = mark.varies or unprinted(command.printed, done.stdout) is None
             if not mark.repeat or (whole and mark.repeat in done.stdout):
                 break
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > SECONDS:
                 break
-            time.sleep(REPEAT_SECONDS)
+            time.sleep(min(LONGEST_REPEAT_SECONDS, max(REPEAT_SECONDS, waited / 4)))
         shown = f"{block}: {command.text}\n{done.stdout}"
         assert mark.repeat in done.stdout, f"{mark.repeat!r} was never printed by {shown}"
         assert done.returncode == code, f"exit code {done.returncode} of {shown}"

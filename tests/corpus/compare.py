@@ -46,6 +46,7 @@ _PATTERNS = (
     (r"elasticjob-snapshots-[-\w]+", "elasticjob-snapshots-ID"),
     (r"(offline-run-TIME)-[a-z0-9]{8}\b", r"\1-ID"),  # of wandb
     (r"\brun-[a-z0-9]{8}(?=\.wandb)", "run-ID"),
+    (r"\b\d+-\d+-unix-(\S*/wandb-)[-\d]+", r"N-N-unix-\1N"),  # its service, by process numbers
     (r"\d+%\|.*", "PROGRESS"),  # a bar is drawn again at intervals
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),

@@ -24,6 +24,7 @@ PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.elastic.rendezvous.registry",
     "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",  # of torchrun
 ]
 """Modules that members and scripts of tests use."""
 

@@ -101,12 +101,17 @@ trainer.fit(Module(), loader)
 killed(-1)
 """
 SCRIPTS = {"transformers": TRANSFORMERS, "lightning": LIGHTNING}
-
+PRELOADED = {
+    "transformers": "transformers.trainer,transformers.models.bert.modeling_bert",
+    "lightning": "lightning",
+}
+"""Modules that load all of a framework that its script uses; transformers' own is lazy."""
 
 # The framework is imported once: each run is a fork.
 FORKS = """
 import importlib, os, sys
-importlib.import_module(sys.argv[1])
+for name in sys.argv[1].split(","):
+    importlib.import_module(name)
 script = compile(sys.stdin.read(), "train.py", "exec")
 for folder, killed_at in zip(sys.argv[2::2], sys.argv[3::2]):
     child = os.fork()
@@ -129,9 +134,9 @@ def losses(framework: str, runs: list[tuple[Path, int]]) -> list[list[tuple[int,
         "OMP_NUM_THREADS": "1",
         layout.SNAPSHOTS: '{"everySteps": 1}',
     }
-    arguments = [str(each) for run in runs for each in run]
+    program = [str(interpreter(framework)), "-W", "ignore", "-c", FORKS, PRELOADED[framework]]
     ran = subprocess.run(
-        [str(interpreter(framework)), "-W", "ignore", "-c", FORKS, framework, *arguments],
+        [*program, *(str(each) for run in runs for each in run)],
         env=env,
         input=COMMON + SCRIPTS[framework].replace("# block", block),
         capture_output=True,

@@ -14,7 +14,7 @@ from elasticjob_agent.worker_files import read_progress
 from tests.integration.local_rig import LocalRig, until
 from tests.paths import ROOT
 
-STEPS = 250
+STEPS = 170
 """More steps than are done before the test sets the job's size for the last time."""
 SLOW_SECONDS = 180.0
 
@@ -60,7 +60,7 @@ def test_example_survives_a_killed_worker_and_scales_without_losing_a_step(
         "--steps",
         str(STEPS),
         "--step-seconds",
-        "0.1",
+        "0.2",
     ]
     rig.start(rig.manifest(command=command, nodes=2, minNodes=1, maxNodes=2), "--plain")
     rig.running(2, 0, SLOW_SECONDS)

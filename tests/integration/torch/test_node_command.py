@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.agent_rig import LEASE_SECONDS, Gang, Pod, until
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, process_tag
+from tests.integration.torch.forked_program import forking_server
 
 __all__ = ["gang", "process_tag"]
 
@@ -93,6 +94,7 @@ class NodeGang(Gang):
     def __init__(self, folder: Path, etcd: EtcdServer) -> None:
         super().__init__(folder, etcd)
         self.script.write_text(WORKER)
+        self.start_words: Sequence[str] = ()
         self.launcher = folder / "elasticjob" / "launcher.pyz"
         self.launcher.parent.mkdir()
         install(self.launcher)
@@ -129,7 +131,8 @@ class NodeGang(Gang):
 
     def shell(self, line: str) -> tuple[str, ...]:
         line = line or f"{TORCHRUN} WORKER"
-        line = line.replace("WORKER", f"{self.script} {self.folder}")
+        words = (*self.start_words, self.script, self.folder)
+        line = line.replace("WORKER", " ".join(map(str, words)))
         return ("bash", "-euo", "pipefail", "-c", f"echo preparing; {line}; echo the rest")
 
     def reduced(self, number: int, world: int, seconds: float = START_SECONDS) -> float:
@@ -149,11 +152,31 @@ class NodeGang(Gang):
             raise AssertionError(f"{error}\n{self.outputs()}") from error
 
 
+def explained(pod: Pod) -> str:
+    """Return the pod's termination message, which its agent writes at its end."""
+    pod.agent.wait()
+    return pod.termination_log.read_text()
+
+
 @pytest.fixture
 def gang(process_tag: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[NodeGang]:
     gang = NodeGang(tmp_path, newest_etcd)
     yield gang
     gang.close()
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[tuple[str, str]]:
+    """Start the server before any test: it outlives them, and has no tag of theirs."""
+    with forking_server() as words:
+        yield words
+
+
+@pytest.fixture
+def training(forked: tuple[str, str], gang: NodeGang) -> NodeGang:
+    """Return a gang whose workers use torch; they are forks of a server that has imported it."""
+    gang.start_words = forked
+    return gang
 
 
 @pytest.fixture
@@ -163,48 +186,48 @@ def meeting(gang: NodeGang) -> NodeGang:
     return gang
 
 
-def test_shell_script_on_two_nodes_trains_with_all_workers_and_succeeds(gang: NodeGang) -> None:
-    pods = gang.run(2, slots=2)
-    gang.reduced(1, 4)
-    found = gang.started(1, 4)
+def test_shell_script_on_two_nodes_trains_with_all_workers_and_succeeds(training: NodeGang) -> None:
+    pods = training.run(2, slots=2)
+    training.reduced(1, 4)
+    found = training.started(1, 4)
     assert [worker["LOCAL_RANK"] for worker in found] == ["0", "1", "0", "1"]
     assert {worker["LOCAL_WORLD_SIZE"] for worker in found} == {"2"}
     assert len({worker["ELASTICJOB_PROGRESS_FILE"] for worker in found}) == 4
     assert not any("ELASTICJOB_TORCHRUN" in worker for worker in found)
-    gang.finish()
-    assert gang.ends(*pods) == [0, 0], gang.outputs()
+    training.finish()
+    assert training.ends(*pods) == [0, 0], training.outputs()
     for pod in pods:
         assert pod.launcher.output().count("preparing") == 1
         assert "the rest" in pod.launcher.output()
 
 
-def test_line_for_another_operator_trains_on_all_nodes(gang: NodeGang) -> None:
+def test_line_for_another_operator_trains_on_all_nodes(training: NodeGang) -> None:
     options = (
         "--nnodes=$WORLD_SIZE --node_rank=$RANK --master_addr=$MASTER_ADDR "
         "--master_port=$MASTER_PORT --nproc_per_node=2"
     )
-    pods = gang.run(2, line=f"{TORCHRUN} {options} WORKER", slots=2, nnodes="2:2")
-    gang.reduced(1, 4)
-    assert [worker["RANK"] for worker in gang.started(1, 4)] == ["0", "1", "2", "3"]
-    gang.finish()
-    assert gang.ends(*pods) == [0, 0], gang.outputs()
+    pods = training.run(2, line=f"{TORCHRUN} {options} WORKER", slots=2, nnodes="2:2")
+    training.reduced(1, 4)
+    assert [worker["RANK"] for worker in training.started(1, 4)] == ["0", "1", "2", "3"]
+    training.finish()
+    assert training.ends(*pods) == [0, 0], training.outputs()
     notice = "variables of other operators, which are set"
-    assert [pod.launcher.output().count(notice) for pod in pods] == [1, 1], gang.outputs()
+    assert [pod.launcher.output().count(notice) for pod in pods] == [1, 1], training.outputs()
 
 
-def test_killed_worker_is_replaced_by_the_same_torchrun(gang: NodeGang) -> None:
-    pods = gang.run(2)
-    gang.reduced(1, 2)
-    found = gang.started(1, 2)
+def test_killed_worker_is_replaced_by_the_same_torchrun(training: NodeGang) -> None:
+    pods = training.run(2)
+    training.reduced(1, 2)
+    found = training.started(1, 2)
     os.kill(found[1]["pid"], signal.SIGKILL)
     killed = time.monotonic()
-    gang.started(2, 2)
+    training.started(2, 2)
     started = time.monotonic() - killed
-    reduced = gang.reduced(2, 2) - killed
+    reduced = training.reduced(2, 2) - killed
     print(f"new workers after {started:.2f} s, the next all-reduce after {reduced:.2f} s")
     assert not any(alive(worker["pid"]) for worker in found)
-    gang.finish()
-    assert gang.ends(*pods) == [0, 0], gang.outputs()
+    training.finish()
+    assert training.ends(*pods) == [0, 0], training.outputs()
     assert all(pod.launcher.output().count("preparing") == 1 for pod in pods)
 
 
@@ -231,16 +254,16 @@ def test_leaving_node_stops_its_workers_and_the_others_continue(meeting: NodeGan
     assert meeting.ends(first) == [0], meeting.outputs()
 
 
-def test_job_grows_and_shrinks_with_its_nodes(gang: NodeGang) -> None:
-    (first,) = gang.run(1)
-    gang.reduced(1, 1)
-    second = gang.add("pod-1")
-    gang.reduced(2, 2)
+def test_job_grows_and_shrinks_with_its_nodes(training: NodeGang) -> None:
+    (first,) = training.run(1)
+    training.reduced(1, 1)
+    second = training.add("pod-1")
+    training.reduced(2, 2)
     second.pre_stop()
-    gang.reduced(3, 1)
-    assert gang.ends(second) == [143], gang.outputs()
-    gang.finish()
-    assert gang.ends(first) == [0], gang.outputs()
+    training.reduced(3, 1)
+    assert training.ends(second) == [143], training.outputs()
+    training.finish()
+    assert training.ends(first) == [0], training.outputs()
     assert first.launcher.output().count("preparing") == 1
 
 
@@ -325,7 +348,7 @@ def test_spent_budget_ends_the_job_with_the_workers_traceback(meeting: NodeGang)
     meeting.fail(1)
     assert meeting.ends(*pods) == [1, 1], meeting.outputs()
     for pod in pods:
-        said = pod.termination_log.read_text()
+        said = explained(pod)
         assert "rank 1" in said
         assert "ValueError: told to fail by a file" in said
         assert "worker.py" in said
@@ -335,14 +358,14 @@ def test_command_of_several_nodes_that_never_joins_fails(gang: NodeGang) -> None
     params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=0)
     pods = gang.run(2, "true", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
-    assert "without joining the rendezvous" in pods[0].termination_log.read_text()
+    assert "without joining the rendezvous" in explained(pods[0])
 
 
 def test_failing_preparation_counts_as_a_failure_with_its_error(gang: NodeGang) -> None:
     params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=LEASE_SECONDS, max_restarts=1)
     pods = gang.run(2, "python -c 'raise ValueError(13)'", bounds=params)
     assert gang.ends(*pods) == [1, 1], gang.outputs()
-    assert "ValueError: 13" in pods[0].termination_log.read_text()
+    assert "ValueError: 13" in explained(pods[0])
 
 
 def test_node_joins_with_the_number_of_workers_of_its_torchrun(meeting: NodeGang) -> None:
@@ -368,4 +391,4 @@ def test_second_torchrun_of_a_job_with_several_nodes_fails(meeting: NodeGang) ->
     meeting.reduced(1, 2)
     meeting.finish()
     assert meeting.ends(*pods) == [1, 1], meeting.outputs()
-    assert "second torchrun" in pods[0].termination_log.read_text()
+    assert "second torchrun" in explained(pods[0])

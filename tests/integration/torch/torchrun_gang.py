@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,15 +12,26 @@ from typing import Any
 
 import pytest
 
+from bench.processes import end_marked, kill
 from tests.integration.agent_rig import PYTHONPATH, STEADY, AgentProcess, Gang, until
 from tests.integration.etcd_server import EtcdServer
+from tests.integration.torch.forked_program import forking_server
 
 SLOW_SECONDS = 240.0
-"""Timeout: each torchrun imports torch before anything else, perhaps on a busy machine."""
+"""Timeout of a start, perhaps on a busy machine."""
+_MARK = "TORCHRUN_OF_TEST"
+"""Variable that a torchrun's workers inherit."""
 
 
 class MixedGang(Gang):
-    """Gang whose members are torchrun's agents or ours. A torchrun's workers may outlive it."""
+    """Gang whose members are torchrun's agents or ours. A torchrun's workers may outlive it.
+
+    `forked` are the words between `python` and a program that has torch imported already.
+    """
+
+    def __init__(self, folder: Path, etcd: EtcdServer, forked: tuple[str, ...]) -> None:
+        super().__init__(folder, etcd)
+        self.forked = forked
 
     def torchrun(
         self,
@@ -46,8 +55,13 @@ class MixedGang(Gang):
         ]
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *arguments],
-                env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+                [sys.executable, *self.forked, "-m", "torch.distributed.run", *arguments],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": PYTHONPATH,
+                    "OMP_NUM_THREADS": "1",
+                    _MARK: str(log),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -66,8 +80,8 @@ class MixedGang(Gang):
         agent.process.kill()
         agent.process.wait()
         for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
+        end_marked(_MARK, str(agent.log), SLOW_SECONDS)
 
     def close(self) -> None:
         for agent in self.agents:
@@ -89,6 +103,7 @@ def ended(pid: int) -> None:
 @pytest.fixture
 def gang(tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[MixedGang]:
     """Yield a run of the test's own on the shared etcd; its agents end with the test."""
-    gang = MixedGang(tmp_path, newest_etcd)
-    yield gang
-    gang.close()
+    with forking_server() as forked:
+        gang = MixedGang(tmp_path, newest_etcd, forked)
+        yield gang
+        gang.close()

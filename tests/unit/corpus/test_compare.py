@@ -227,6 +227,17 @@ def test_random_name_of_a_wandb_run_is_no_difference() -> None:
     assert differences([cold], warm) == []
 
 
+def test_address_of_the_service_of_wandb_is_no_difference() -> None:
+    cold, warm = run(), other_run()
+    for found, number in ((cold, 1700), (warm, 2900)):
+        folder = f"{found['folder']}/tmp/wandb-{number}-{number + 7}-{number**3}"
+        address = {"WANDB_SERVICE": f"3-{number}-unix-{folder}/socket"}
+        found["workers"]["2-1-used"]["environment"].update(address)
+    assert differences([cold], warm) == []
+    warm["workers"]["2-1-used"]["environment"]["WANDB_SERVICE"] = "none"
+    assert [one.item for one in differences([cold], warm)] == ["WANDB_SERVICE"]
+
+
 def test_process_id_of_zygote_is_documented() -> None:
     warm = other_run()
     each(lambda one: one["globals"].update({"a.pid": "77"}))(warm)
