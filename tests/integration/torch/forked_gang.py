@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 PRELOADED = [
+    "elasticjob_agent.api",
     "tests.integration.torch.dynamic_gang",
     "torch._dynamo",  # optimizers import it at their first step
     "torch.distributed.checkpoint.state_dict",
@@ -92,6 +96,56 @@ def fork_server() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+def start_fork_server() -> None:
+    """Start the server now, so that it has no environment of one test."""
+    fork_server()
+    forkserver.ensure_running()
+
+
+class ForkedModule:
+    """Fork that executes a module as `python -m` does, with methods of `subprocess.Popen`.
+
+    It exists for modules that import torch, which the fork has imported.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path
+    ) -> None:
+        target = (module, list(arguments), dict(env), cwd, output)
+        self._process = fork_server().Process(target=_execute_module, args=target)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        if (code := self._process.exitcode) is None:
+            raise subprocess.TimeoutExpired(str(self._process), seconds or 0.0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        if self._process.exitcode is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _execute_module(
+    module: str, arguments: list[str], env: dict[str, str], cwd: Path, output: Path
+) -> None:
+    with output.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def run(script: str, *arguments: object, seconds: float = 240) -> tuple[Any, str]:
