@@ -113,6 +113,7 @@ class ForkedModule:
     def __init__(
         self, module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path
     ) -> None:
+        output.touch()
         target = (module, list(arguments), dict(env), cwd, output)
         self._process = fork_server().Process(target=_execute_module, args=target)
         self._process.start()
@@ -138,7 +139,7 @@ class ForkedModule:
 def _execute_module(
     module: str, arguments: list[str], env: dict[str, str], cwd: Path, output: Path
 ) -> None:
-    with output.open("wb") as file:
+    with output.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     os.environ.clear()
