@@ -101,33 +101,6 @@ def manifest(
     )  # fmt: skip
 
 
-UNDISTURBED = """
-import contextlib, io, json, os, pathlib, runpy, sys
-import torch.distributed as dist
-from tests.integration.torch.forked_gang import gang
-
-folder, *words = sys.argv[1:]
-os.chdir(folder)
-
-def work(rank, world):
-    dist.init_process_group = dist.destroy_process_group = lambda *backend: None  # the gang's
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
-    sys.argv, output = words, io.StringIO()
-    with contextlib.redirect_stdout(output):
-        runpy.run_path(words[0], run_name="__main__")
-    return output.getvalue()
-
-print(json.dumps("".join(gang(pathlib.Path(folder), "undisturbed", ["node"] * 2, work))))
-"""
-
-
-def undisturbed_output(folder: Path, *words: object) -> str:
-    """Return the output of a script with two ranks without a job; import torch at most once."""
-    output, _ = forked_gang.run(UNDISTURBED, folder, *words)
-    assert isinstance(output, str)
-    return output
-
-
 def undisturbed(rig: LocalRig, factory: pytest.TempPathFactory, killed: str = "") -> dict[int, str]:
     """Return the loss of each step of an undisturbed run, once for all of pytest's workers.
 
@@ -142,7 +115,7 @@ def undisturbed(rig: LocalRig, factory: pytest.TempPathFactory, killed: str = ""
             work = rig.job / "undisturbed" / "work.py"
             work.parent.mkdir()
             work.write_text(SCRIPT)
-            output = undisturbed_output(work.parent, work, STEPS, -1, *killed.split())
+            output = forked_gang.undisturbed_output(work.parent, work, STEPS, -1, *killed.split())
             told = {int(step): loss for step, _, loss in LINE.findall(output)}
             assert sorted(told) == list(range(1, STEPS + 1))
             found.write_text(json.dumps(told))
@@ -308,7 +281,7 @@ def test_digits_example_repeats_no_step_of_a_killed_worker(rig: LocalRig) -> Non
         told = re.findall(r"rank (\d) loss ([\d.e-]+)$", output, re.MULTILINE)
         return {rank: [loss for each, loss in told if each == rank] for rank in "01"}
 
-    undisturbed_losses = by_rank(undisturbed_output(rig.job, *words("calm")))
+    undisturbed_losses = by_rank(forked_gang.undisturbed_output(rig.job, *words("calm")))
     path = rig.manifest(
         "kill", command=["python3", *words("kill")], nodes=1, minNodes=1, maxNodes=1,
         nprocPerNode=2, **SPEC,

@@ -166,6 +166,33 @@ def run(script: str, *arguments: object, seconds: float = 240) -> tuple[Any, str
     return json.loads(stdout.splitlines()[-1]), stderr
 
 
+UNDISTURBED = """
+import contextlib, io, json, os, pathlib, runpy, sys
+import torch.distributed as dist
+from tests.integration.torch.forked_gang import gang
+
+folder, *words = sys.argv[1:]
+os.chdir(folder)
+
+def work(rank, world):
+    dist.init_process_group = dist.destroy_process_group = lambda *backend: None  # the gang's
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    sys.argv, output = words, io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runpy.run_path(words[0], run_name="__main__")
+    return output.getvalue()
+
+print(json.dumps("".join(gang(pathlib.Path(folder), "undisturbed", ["node"] * 2, work))))
+"""
+
+
+def undisturbed_output(folder: Path, *words: object) -> str:
+    """Return the output of a script with two ranks in this folder, without a job."""
+    output, _ = run(UNDISTURBED, folder, *words)
+    assert isinstance(output, str)
+    return output
+
+
 def _execute(script: str, words: list[str], outputs: Sequence[Path]) -> None:
     """Execute a script in this process, as `python -c` with these words does."""
     import torch
