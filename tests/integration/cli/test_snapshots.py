@@ -25,28 +25,31 @@ FAULTS = 10
 STEPS_BETWEEN = 4
 STEPS = (FAULTS + 1) * STEPS_BETWEEN
 SPEC: Any = {"recovery": {"stopGraceSeconds": 3}, "maxRestarts": FAULTS}
-WORKER = """
-import os, pathlib, runpy, time
-import torch.distributed, torch.nn.parallel, torch.optim  # those of train.py, for the standby
-from elasticjob import train
-pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
-pathlib.Path(f"folder-{os.getpid()}").write_text(os.environ["ELASTICJOB_SNAPSHOT_FOLDER"])
-awaited, progress = pathlib.Path("awaited-step"), train.progress
+HOOKS = """
+def observed(progress):
+    import os, pathlib
+    pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
+    pathlib.Path(f"folder-{os.getpid()}").write_text(os.environ["ELASTICJOB_SNAPSHOT_FOLDER"])
+    awaited = pathlib.Path("awaited-step")
 
-def waits(step):  # from the awaited step on, for the next fault
-    try:
-        return step >= int(awaited.read_text())
-    except FileNotFoundError:
-        return False
+    def waits(step):  # from the awaited step on, for the next fault
+        try:
+            return step >= int(awaited.read_text())
+        except FileNotFoundError:
+            return False
 
-def waiting_progress(step, **values):
-    progress(step, **values)
-    while waits(step):
-        time.sleep(0.02)
+    def waiting_progress(step, **values):
+        progress(step, **values)
+        while waits(step):
+            time.sleep(0.02)
 
-train.progress = waiting_progress
-runpy.run_path("train.py", run_name="__main__")
+    return waiting_progress
+
+
+def main() -> None:
+    job.progress = observed(job.progress)
 """
+"""Begin of the example's main function in the tests."""
 EXAMPLE = ROOT / "examples" / "snapshots" / "train.py"
 LINE = re.compile(r"step (\d+) loss ([-\d.e]+)")
 
@@ -57,9 +60,13 @@ def losses(output: str) -> list[tuple[int, str]]:
 
 
 def words(folder: Path, *arguments: str) -> list[str]:
-    """Write the example and return its command, without periodic storage."""
-    shutil.copy(EXAMPLE, folder / "train.py")
-    (folder / "work.py").write_text(WORKER)
+    """Write the example and return its command, without periodic storage.
+
+    The script has the example's own imports: the standby preloads them.
+    """
+    text, main = EXAMPLE.read_text(), "def main() -> None:\n"
+    assert text.count(main) == 1
+    (folder / "work.py").write_text(text.replace(main, HOOKS.lstrip()))
     return ["work.py", "--steps", str(STEPS), "--store-every", "1000", *arguments]
 
 
