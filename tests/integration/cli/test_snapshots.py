@@ -234,10 +234,19 @@ def test_drained_node_repeats_no_step_of_state_that_nothing_holds(rig: LocalRig)
     assert all(step == own and rank == of for step, _, own, of, rank in told), told
 
 
-def configured(rig: LocalRig, name: str, size: int, **snapshots: Any) -> Path:
-    """Return the manifest of a job whose script takes its settings from the job."""
+def configured(
+    rig: LocalRig, name: str, size: int, warm_start: str = "Auto", **snapshots: Any
+) -> Path:
+    """Return the manifest of a job whose script takes its settings from the job.
+
+    Without a second round no standby is needed, which would import torch again on each node.
+    """
     (rig.job / "work.py").write_text(JOB)
-    recovery = {"stopGraceSeconds": 3, "snapshots": {"everySteps": 1, **snapshots}}
+    recovery = {
+        "stopGraceSeconds": 3,
+        "warmStart": warm_start,
+        "snapshots": {"everySteps": 1, **snapshots},
+    }
     command = ["python3", "work.py", str(size)]
     return rig.manifest(name, command=command, recovery=recovery, minNodes=2, maxNodes=2)
 
@@ -292,7 +301,7 @@ def test_job_configures_snapshots_and_shows_losses_and_goodput(rig: LocalRig) ->
 
 def test_suspension_does_not_wait_for_storage_that_fails(rig: LocalRig) -> None:
     storage = {"claim": "checkpoints", "everySeconds": 3600, "keep": 1}
-    manifest = configured(rig, "full", 1000, storage=storage)
+    manifest = configured(rig, "full", 1000, "Never", storage=storage)
     document = json.loads(manifest.read_text())
     document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
     manifest.write_text(json.dumps(document))
@@ -382,7 +391,7 @@ def test_steps_lost_with_all_nodes_and_with_the_whole_run_are_counted(rig: Local
 
 
 def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
-    manifest = configured(rig, "small", 400_000, memoryLimit="5M")  # snapshots of 3.2 MB
+    manifest = configured(rig, "small", 400_000, "Never", memoryLimit="5M")  # snapshots of 3.2 MB
     rig.start(manifest, "--plain", "--logs")
     found = until(
         lambda: (one := condition_of(rig.status("small"), "SnapshotsInMemory")) and one,
@@ -396,7 +405,7 @@ def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
 
 def test_launcher_without_a_folder_in_memory_is_a_condition(rig: LocalRig) -> None:
     """The variables are those of a launcher on a machine without /dev/shm."""
-    manifest = configured(rig, "bare", 1000)
+    manifest = configured(rig, "bare", 1000, "Never")
     failed = SnapshotFolder(Path("/proc/missing")).environment
     work = rig.job / "work.py"
     work.write_text(f"import os\nos.environ.update({failed})\n{work.read_text()}")
