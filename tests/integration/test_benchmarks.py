@@ -66,7 +66,7 @@ def test_jobs_benchmark_measures_operator_and_api_server(tmp_path: Path) -> None
 
 
 def test_overhead_benchmark_compares_training_with_and_without_agent(tmp_path: Path) -> None:
-    content = measured(tmp_path, "overhead", "--turns=2", "--idle-seconds=2")
+    content = measured(tmp_path, "overhead", "--turns=1", "--idle-seconds=1")
     assert content["agent"]["resident_mib"] <= 60
     assert content["agent"]["cpu_percent"] < 20
     assert content["turns"]

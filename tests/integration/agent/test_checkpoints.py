@@ -1,4 +1,7 @@
-"""Real torch: before a planned change the whole gang saves, and no step is lost.
+"""Before a planned change the whole gang saves, and no step is lost.
+
+Each kind of change is tested with torch once, and each way to save with torch once here or in
+test_planned_stops.py. The other scripts imitate its collectives.
 
 Saving is a collective here, so ranks that saved at different steps would wait for each other
 forever.
@@ -50,7 +53,7 @@ if way != "question":
     train.on_leave(save)
 step = first[0]
 while True:
-    time.sleep(0.02 * random.random())  # ranks are never quite at the same place
+    time.sleep(0.1 * random.random())  # ranks are never quite at the same place
     stop = torch.tensor([int((folder / "finish").exists())])
     dist.all_reduce(stop, op=dist.ReduceOp.MAX)
     if stop.item():
@@ -62,23 +65,81 @@ while True:
     step += 1
 dist.destroy_process_group()
 """
+COLLECTIVES = """
+import json
+from datetime import timedelta
+from elasticjob_rendezvous.tcpstore import TCPStore, TCPStoreServer
+
+class torch:
+    set_num_threads = staticmethod(lambda number: None)
+    class tensor:
+        def __init__(self, values):
+            self.values = values
+        def item(self):
+            return self.values[0]
+
+class dist:
+    class ReduceOp:
+        MAX = max
+    calls = 0
+    get_rank = staticmethod(lambda: int(os.environ["RANK"]))
+    get_world_size = staticmethod(lambda: int(os.environ["WORLD_SIZE"]))
+
+    def init_process_group(backend):
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if dist.get_rank() == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
+            dist.server = TCPStoreServer("0.0.0.0", port)
+        dist.store = TCPStore(address, port)
+
+    def gathered(value):
+        dist.calls += 1
+        call = f"{os.environ['ELASTICJOB_ROUND']}/{dist.calls}"
+        keys = [f"{call}/{rank}" for rank in range(dist.get_world_size())]
+        dist.store.set(keys[dist.get_rank()], json.dumps(value))
+        dist.store.wait(keys, timedelta(hours=1))
+        return [json.loads(each) for each in dist.store.multi_get(keys)]
+
+    def all_gather_object(found, value):
+        found[:] = dist.gathered(value)
+
+    def broadcast_object_list(values, src):
+        values[:] = dist.gathered(values)[src]
+
+    def all_reduce(tensor, op):
+        tensor.values = [op(each) for each in zip(*dist.gathered(tensor.values))]
+
+    def destroy_process_group():
+        if dist.get_rank() != 0:  # the last one ends the store
+            dist.store.set(f"ended/{dist.get_rank()}", "")
+        else:
+            ranks = range(1, dist.get_world_size())
+            dist.store.wait([f"ended/{rank}" for rank in ranks], timedelta(hours=1))
+"""
+"""Collectives over the round's store in place of torch's, whose imports would take most of the
+processor time of these tests."""
+IMPORT = "import torch, torch.distributed as dist\n"
+WITHOUT_TORCH = SCRIPT.replace(IMPORT, COLLECTIVES)
 CONF = "settle=0,stop_grace=3,keep_alive=10,leave_grace=25,last_call_timeout={last_call}"
 PATIENT, SHORT = 30, 2
 """Last calls: for a gang that starts complete, and for one that another node joins later."""
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
+def script_of(folder: Path, with_torch: bool) -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT if with_torch else WITHOUT_TORCH)
     return path
 
 
 def begin(
-    gang: Gang, script: Path, nnodes: str, way: str = "question", last_call: int = PATIENT
+    gang: Gang,
+    script: Path,
+    nnodes: str,
+    way: str = "question",
+    last_call: int = PATIENT,
+    options: tuple[str, ...] = (),
 ) -> AgentProcess:
     command = (str(script), str(gang.folder), way)
-    return gang.agent(nnodes, command=command, conf=CONF.format(last_call=last_call))
+    return gang.agent(nnodes, *options, command=command, conf=CONF.format(last_call=last_call))
 
 
 def steps(gang: Gang, number: int, rank: int) -> list[int]:
@@ -123,8 +184,9 @@ def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int)
 
 @pytest.mark.parametrize("way", ["question", "callback"])
 def test_drain_checkpoints_before_stop_and_loses_no_step(
-    gang: Gang, script: Path, way: str
+    gang: Gang, tmp_path: Path, way: str
 ) -> None:
+    script = script_of(tmp_path, with_torch=way == "question")
     agents = [begin(gang, script, "1:3", way) for _ in range(3)]
     trained(gang, 1, 3)
     agents[1].signal(signal.SIGTERM)
@@ -137,8 +199,9 @@ def test_drain_checkpoints_before_stop_and_loses_no_step(
 
 
 @pytest.mark.parametrize("way", ["question", "exit"])
-def test_join_is_preceded_by_checkpoint(gang: Gang, script: Path, way: str) -> None:
+def test_join_is_preceded_by_checkpoint(gang: Gang, tmp_path: Path, way: str) -> None:
     """A script that exits after its save had not finished."""
+    script = script_of(tmp_path, with_torch=way == "exit")
     agents = [begin(gang, script, "1:3", way, last_call=SHORT) for _ in range(2)]
     # On a busy machine the second agent may start later than the last call of the first round.
     number = trained(gang, None, 2)
@@ -149,7 +212,8 @@ def test_join_is_preceded_by_checkpoint(gang: Gang, script: Path, way: str) -> N
     assert_no_step_is_lost(gang, number, 2, 3)
 
 
-def test_loss_does_not_wait_for_checkpoint(gang: Gang, script: Path) -> None:
+def test_loss_does_not_wait_for_checkpoint(gang: Gang, tmp_path: Path) -> None:
+    script = script_of(tmp_path, with_torch=True)
     agents = [begin(gang, script, "1:2") for _ in range(2)]
     trained(gang, 1, 2)
     agents[0].process.kill()
@@ -209,7 +273,8 @@ def test_program_without_library_receives_checkpoint_signal(
     assert gang.round().charged == ()
 
 
-def test_member_record_contains_training_progress(gang: Gang, script: Path) -> None:
+def test_member_record_contains_training_progress(gang: Gang, tmp_path: Path) -> None:
+    script = script_of(tmp_path, with_torch=False)
     agent = begin(gang, script, "1:1")
     trained(gang, 1, 1)
     until(lambda: int(str(members(gang)[0].get("step", -1))) > 0, "its step")

@@ -1,6 +1,6 @@
 """Real gangs on a real etcd: a planned stop of the whole job, or of several nodes, saves first.
 
-The stop of the whole job is tested with torch, whose collectives the other scripts imitate.
+One stop of the whole job is tested with torch, whose collectives the other scripts imitate.
 """
 
 from __future__ import annotations
@@ -18,66 +18,18 @@ from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.keys import Keys
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind, RoundState
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
-from tests.integration.agent.test_checkpoints import SCRIPT, begin, script, steps, trained
+from tests.integration.agent.test_checkpoints import (
+    WITHOUT_TORCH,
+    begin,
+    script_of,
+    steps,
+    trained,
+)
 from tests.integration.agent_rig import Gang, Pod, gang, until
 from tests.integration.launcher_rig import launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "process_tag", "script"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
-COLLECTIVES = """
-import json
-from datetime import timedelta
-from elasticjob_rendezvous.tcpstore import TCPStore, TCPStoreServer
-
-class torch:
-    set_num_threads = staticmethod(lambda number: None)
-    class tensor:
-        def __init__(self, values):
-            self.values = values
-        def item(self):
-            return self.values[0]
-
-class dist:
-    class ReduceOp:
-        MAX = max
-    calls = 0
-    get_rank = staticmethod(lambda: int(os.environ["RANK"]))
-    get_world_size = staticmethod(lambda: int(os.environ["WORLD_SIZE"]))
-
-    def init_process_group(backend):
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if dist.get_rank() == 0 and os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
-            dist.server = TCPStoreServer("0.0.0.0", port)
-        dist.store = TCPStore(address, port)
-
-    def gathered(value):
-        dist.calls += 1
-        call = f"{os.environ['ELASTICJOB_ROUND']}/{dist.calls}"
-        keys = [f"{call}/{rank}" for rank in range(dist.get_world_size())]
-        dist.store.set(keys[dist.get_rank()], json.dumps(value))
-        dist.store.wait(keys, timedelta(hours=1))
-        return [json.loads(each) for each in dist.store.multi_get(keys)]
-
-    def all_gather_object(found, value):
-        found[:] = dist.gathered(value)
-
-    def broadcast_object_list(values, src):
-        values[:] = dist.gathered(values)[src]
-
-    def all_reduce(tensor, op):
-        tensor.values = [op(each) for each in zip(*dist.gathered(tensor.values))]
-
-    def destroy_process_group():
-        if dist.get_rank() != 0:  # the last one ends the store
-            dist.store.set(f"ended/{dist.get_rank()}", "")
-        else:
-            ranks = range(1, dist.get_world_size())
-            dist.store.wait([f"ended/{rank}" for rank in ranks], timedelta(hours=1))
-"""
-"""Collectives over the round's store in place of torch's, whose imports would take most of the
-processor time of these tests."""
-IMPORT = "import torch, torch.distributed as dist\n"
-WITHOUT_TORCH = SCRIPT.replace(IMPORT, COLLECTIVES)
 SUSPENDED = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended")
 END_SECONDS = 120.0
 
@@ -115,8 +67,10 @@ def pods(gang: Gang, count: int, launcher: Path) -> list[Pod]:
 
 
 @pytest.mark.parametrize("way", ["question", "callback", "exit"])
-def test_stop_of_the_job_saves_its_last_step(gang: Gang, script: Path, way: str) -> None:
-    agents = [begin(gang, script, "3:3", way) for _ in range(3)]
+def test_stop_of_the_job_saves_its_last_step(gang: Gang, tmp_path: Path, way: str) -> None:
+    script = script_of(tmp_path, with_torch=way == "callback")
+    # There is no second round, for which a standby would import torch again.
+    agents = [begin(gang, script, "3:3", way, options=("--warm-start=never",)) for _ in range(3)]
     trained(gang, 1, 3)
     request_stop(gang)
     report = closed(gang)

@@ -1,4 +1,8 @@
-"""API agents as processes, over every backend: faults of one node, recovery of the gang."""
+"""API agents as processes, over every backend: faults of one node, recovery of the gang.
+
+Their processes are forks of a server that has imported torch: its imports would take most of the
+processor time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +32,7 @@ from tests.integration.agent_api import functions
 from tests.integration.agent_rig import PYTHONPATH
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, process_tag
+from tests.integration.torch.forked_gang import ForkedModule, start_fork_server
 from tests.paths import ROOT
 from tests.unit.agent.memory_rendezvous import until
 
@@ -54,7 +58,7 @@ class Nodes:
     least: int = 1
     most: int = 3
     run_id: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:10]}")
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[ForkedModule] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
     def node(
@@ -77,23 +81,16 @@ class Nodes:
             "folder": str(self.folder),
             "max_restarts": max_restarts,
         }
-        return self.run("-m", "tests.integration.agent_api.node", json.dumps(given))
+        return self.run("tests.integration.agent_api.node", json.dumps(given))
 
-    def run(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def run(self, module: str, *arguments: str) -> ForkedModule:
         log = self.folder / f"log-{len(self.logs)}"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": f"{PYTHONPATH}:{ROOT}",
-                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+        env = {
+            **os.environ,
+            "PYTHONPATH": f"{PYTHONPATH}:{ROOT}",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        process = ForkedModule(module, arguments, env, ROOT, log)
         self.processes.append(process)
         self.logs.append(log)
         return process
@@ -120,7 +117,7 @@ class Nodes:
     def finish(self) -> None:
         (self.folder / "finish").touch()
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
+    def wait(self, process: ForkedModule) -> int:
         try:
             return process.wait(SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -154,6 +151,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
             endpoint = f"127.0.0.1:{request.getfixturevalue('newest_etcd').port}"
         case _:
             endpoint = f"127.0.0.1:{request.getfixturevalue('v2_etcd').port}"
+    start_fork_server()
     request.getfixturevalue("process_tag")  # not before: shared servers stay
     folder = tmp_path / "nodes"
     folder.mkdir()
@@ -244,7 +242,7 @@ def test_torchrun_agrees_on_ranks_and_exit_barrier(nodes: Nodes, tmp_path: Path)
     conf = ",".join(f"{key}={value}" for key, value in SETTINGS[nodes.backend].items())
     ours = nodes.node(slots=1, role="reader")
     theirs = nodes.run(
-        "-m", "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=2", "--role=trainer",
+        "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=2", "--role=trainer",
         f"--rdzv-backend={nodes.backend}", f"--rdzv-endpoint={nodes.endpoint}",
         f"--rdzv-id={nodes.run_id}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
         str(script), str(ROOT), str(nodes.folder),
@@ -298,7 +296,7 @@ def test_finished_agent_restarts_when_torchrun_fails_in_exit_barrier(
     conf = ",".join(f"{key}={value}" for key, value in SETTINGS[nodes.backend].items())
     ours = nodes.node()
     theirs = nodes.run(
-        "-m", "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=1", "--max-restarts=3",
+        "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=1", "--max-restarts=3",
         f"--rdzv-backend={nodes.backend}", f"--rdzv-endpoint={nodes.endpoint}",
         f"--rdzv-id={nodes.run_id}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
         str(script), str(ROOT), str(nodes.folder), "2" if nodes.backend == "etcd" else "1",

@@ -172,7 +172,7 @@ def test_etcd_of_wheel_is_found(rig: LocalRig, tmp_path: Path) -> None:
     rig.finish()
 
     path = str(tmp_path / "wheel") + os.pathsep + rig.env["PYTHONPATH"]
-    ran = rig.call("run", rig.manifest(), env={"PATH": "", "PYTHONPATH": path})
+    ran = rig.call("run", rig.manifest(nodes=1), env={"PATH": "", "PYTHONPATH": path})
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     rig.nothing_left()
@@ -196,7 +196,7 @@ def test_etcd_on_path_is_used_beside_one_that_is_not_executable(
     assert f"is not executable for this user: {folder / 'etcd'}; run `chmod a+x`" in refused.stderr
 
     path = f"{tmp_path / 'bin'}:{rig.env['PATH']}"
-    ran = rig.call("run", rig.manifest(), env={"PATH": path, "PYTHONPATH": python})
+    ran = rig.call("run", rig.manifest(nodes=1), env={"PATH": path, "PYTHONPATH": python})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     rig.nothing_left()
 
@@ -271,7 +271,7 @@ def test_second_run_of_same_name_is_refused(rig: LocalRig) -> None:
     assert f"process {runner.pid}" in second.stderr
     rig.running(2)
     rig.finish()
-    assert rig.call("run", rig.manifest(), "--name", "other").returncode == 0
+    assert rig.call("run", rig.manifest(nodes=1), "--name", "other").returncode == 0
     assert runner.wait(PATIENCE_SECONDS) == 0
 
 
@@ -279,7 +279,7 @@ def test_unknown_name_error_lists_existing_names(rig: LocalRig) -> None:
     none = rig.call("get", "digits")
     assert (none.returncode, "there are none" in none.stderr) == (1, True)
     rig.finish()
-    rig.call("run", rig.manifest("known"), "--plain")
+    rig.call("run", rig.manifest("known", nodes=1), "--plain")
     for arguments in (("get",), ("describe",), ("logs",), ("delete",), ("scale", "--nodes", "1")):
         refused = rig.call(arguments[0], "digits", *arguments[1:])
         assert refused.returncode == 1, arguments

@@ -269,12 +269,28 @@ SPAWNS_IF_ASKED = (
     "    else:\n"
     "        work(0)\n"
 )
+SPAWN = (
+    "from multiprocessing import get_context\n"
+    "def spawn(function, nprocs):\n"
+    "    processes = [get_context('spawn').Process(target=function, args=(local,)) "
+    "for local in range(nprocs)]\n"
+    "    for process in processes:\n"
+    "        process.start()\n"
+    "    for process in processes:\n"
+    "        process.join()\n"
+)
+"""Function of torch.multiprocessing, without the import of torch in each process."""
 
 
 def test_processes_that_a_script_spawns_if_asked_are_those_of_each_worker(rig: LocalRig) -> None:
     """A conditional launch is not reported: the script also runs well once for each worker. With
     the condition true each worker has processes of its own, and `spec.launch` decides."""
     (rig.job / "spawn.py").write_text(SPAWNS_IF_ASKED)
+    package = rig.tmp.parent / "packages" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "multiprocessing.py").write_text(SPAWN)
+    path = {"PYTHONPATH": os.pathsep.join([str(package.parent), rig.env["PYTHONPATH"]])}
     command = ["python3", "spawn.py"]
     manifest = rig.manifest(command=command, nprocPerNode=2, nodes=1, maxNodes=1)
     checked = rig.call("validate", "--strict", manifest)
@@ -283,7 +299,7 @@ def test_processes_that_a_script_spawns_if_asked_are_those_of_each_worker(rig: L
 
     def ran(manifest: Path, environment: dict[str, str]) -> list[str]:
         (rig.job / "ran").unlink(missing_ok=True)
-        done = rig.call("run", manifest, "--plain", env=environment)
+        done = rig.call("run", manifest, "--plain", env={**path, **environment})
         assert done.returncode == 0, done.stdout + done.stderr
         return sorted((rig.job / "ran").read_text().splitlines())
 

@@ -16,6 +16,7 @@ import pytest
 
 from elasticjob_launcher.snapshot_folder import SnapshotFolder
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
+from tests.integration.torch.forked_gang import undisturbed_output
 from tests.paths import ROOT
 
 __all__ = ["rig"]
@@ -24,27 +25,31 @@ FAULTS = 10
 STEPS_BETWEEN = 4
 STEPS = (FAULTS + 1) * STEPS_BETWEEN
 SPEC: Any = {"recovery": {"stopGraceSeconds": 3}, "maxRestarts": FAULTS}
-WORKER = """
-import os, pathlib, runpy, time
-from elasticjob import train
-pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
-pathlib.Path(f"folder-{os.getpid()}").write_text(os.environ["ELASTICJOB_SNAPSHOT_FOLDER"])
-awaited, progress = pathlib.Path("awaited-step"), train.progress
+HOOKS = """
+def observed(progress):
+    import os, pathlib
+    pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
+    pathlib.Path(f"folder-{os.getpid()}").write_text(os.environ["ELASTICJOB_SNAPSHOT_FOLDER"])
+    awaited = pathlib.Path("awaited-step")
 
-def waits(step):  # from the awaited step on, for the next fault
-    try:
-        return step >= int(awaited.read_text())
-    except FileNotFoundError:
-        return False
+    def waits(step):  # from the awaited step on, for the next fault
+        try:
+            return step >= int(awaited.read_text())
+        except FileNotFoundError:
+            return False
 
-def waiting_progress(step, **values):
-    progress(step, **values)
-    while waits(step):
-        time.sleep(0.02)
+    def waiting_progress(step, **values):
+        progress(step, **values)
+        while waits(step):
+            time.sleep(0.02)
 
-train.progress = waiting_progress
-runpy.run_path("train.py", run_name="__main__")
+    return waiting_progress
+
+
+def main() -> None:
+    job.progress = observed(job.progress)
 """
+"""Begin of the example's main function in the tests."""
 EXAMPLE = ROOT / "examples" / "snapshots" / "train.py"
 LINE = re.compile(r"step (\d+) loss ([-\d.e]+)")
 
@@ -54,24 +59,35 @@ def losses(output: str) -> list[tuple[int, str]]:
     return [(int(step), loss) for step, loss in LINE.findall(output)]
 
 
-def train(rig: LocalRig, name: str, nodes: int, *arguments: str) -> Path:
-    """Return the manifest of a run of the example with two workers, without periodic storage."""
-    shutil.copy(EXAMPLE, rig.job / "train.py")
-    (rig.job / "work.py").write_text(WORKER)
-    command = ["python3", "work.py", "--steps", str(STEPS), "--folder", f"{name}-snapshots"]
-    command += ["--store-every", "1000", *arguments]
-    return rig.manifest(
-        name, command=command, nodes=nodes, maxNodes=nodes, nprocPerNode=2 // nodes, **SPEC
-    )
+def words(folder: Path, *arguments: str) -> list[str]:
+    """Write the example and return its command, without periodic storage.
+
+    The script has the example's own imports: the standby preloads them.
+    """
+    text, main = EXAMPLE.read_text(), "def main() -> None:\n"
+    assert text.count(main) == 1
+    (folder / "work.py").write_text(text.replace(main, HOOKS.lstrip()))
+    return ["work.py", "--steps", str(STEPS), "--store-every", "1000", *arguments]
+
+
+def train(rig: LocalRig, name: str, *arguments: str) -> Path:
+    """Return the manifest of a run of the example on two nodes."""
+    command = ["python3", *words(rig.job, *arguments)]
+    return rig.manifest(name, command=command, nodes=2, maxNodes=2, nprocPerNode=1, **SPEC)
+
+
+def undisturbed_losses(rig: LocalRig) -> dict[int, str]:
+    """Return the loss of each step of a run of the example without a job."""
+    folder = rig.job / "undisturbed"
+    folder.mkdir()
+    expected = dict(losses(undisturbed_output(folder, *words(folder))))
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    return expected
 
 
 @pytest.mark.timeout(300)
 def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: LocalRig) -> None:
-    calm = rig.call("run", train(rig, "calm", 1), "--plain", "--logs")
-    assert calm.returncode == 0, calm.stdout + calm.stderr
-    expected = dict(losses(calm.stdout))
-    assert sorted(expected) == list(range(1, STEPS + 1))
-
+    expected = undisturbed_losses(rig)
     awaited, draft = rig.job / "awaited-step", rig.job / "awaited-step.new"
 
     def await_fault(number: int) -> None:
@@ -80,7 +96,7 @@ def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: Local
         draft.replace(awaited)
 
     await_fault(0)
-    runner = rig.start(train(rig, "killed", 2, "--step-seconds", "0.05"), "--plain", "--logs")
+    runner = rig.start(train(rig, "killed", "--step-seconds", "0.05"), "--plain", "--logs")
     assert runner.stdout is not None
     output, faults, killed = "", 0, set[int]()
     for line in runner.stdout:
@@ -101,7 +117,7 @@ def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: Local
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert [step for step, loss in losses(output) if expected[step] != loss] == []
     folders = {path.read_text() for path in rig.job.glob("folder-*")}
-    assert len(folders) == 3
+    assert len(folders) == 2
     assert [folder for folder in folders if not folder or Path(folder).exists()] == []
 
 
@@ -109,11 +125,8 @@ def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: Local
 def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
     rig: LocalRig,
 ) -> None:
-    calm = rig.call("run", train(rig, "calm", 2), "--plain", "--logs")
-    assert calm.returncode == 0, calm.stdout + calm.stderr
-    expected = dict(losses(calm.stdout))
-
-    manifest = train(rig, "lost", 2, "--step-seconds", "0.3")
+    expected = undisturbed_losses(rig)
+    manifest = train(rig, "lost", "--step-seconds", "0.3")
     manifest.write_text(manifest.read_text().replace('"minNodes": 1', '"minNodes": 2'))
     runner = rig.start(manifest, "--plain", "--logs")
     assert runner.stdout is not None
@@ -136,7 +149,7 @@ def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
     assert runner.wait(timeout=PATIENCE_SECONDS) == 0, output
 
     # The random numbers of the lost rank's dropout are in the other node's replica alone.
-    assert len({path.read_text() for path in rig.job.glob("folder-*")}) == 5, output
+    assert len({path.read_text() for path in rig.job.glob("folder-*")}) == 3, output
     steps = [step for step, _ in losses(output)]
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert [step for step, loss in losses(output) if expected[step] != loss] == []
@@ -221,10 +234,19 @@ def test_drained_node_repeats_no_step_of_state_that_nothing_holds(rig: LocalRig)
     assert all(step == own and rank == of for step, _, own, of, rank in told), told
 
 
-def configured(rig: LocalRig, name: str, size: int, **snapshots: Any) -> Path:
-    """Return the manifest of a job whose script takes its settings from the job."""
+def configured(
+    rig: LocalRig, name: str, size: int, warm_start: str = "Auto", **snapshots: Any
+) -> Path:
+    """Return the manifest of a job whose script takes its settings from the job.
+
+    Without a second round no standby is needed, which would import torch again on each node.
+    """
     (rig.job / "work.py").write_text(JOB)
-    recovery = {"stopGraceSeconds": 3, "snapshots": {"everySteps": 1, **snapshots}}
+    recovery = {
+        "stopGraceSeconds": 3,
+        "warmStart": warm_start,
+        "snapshots": {"everySteps": 1, **snapshots},
+    }
     command = ["python3", "work.py", str(size)]
     return rig.manifest(name, command=command, recovery=recovery, minNodes=2, maxNodes=2)
 
@@ -279,7 +301,7 @@ def test_job_configures_snapshots_and_shows_losses_and_goodput(rig: LocalRig) ->
 
 def test_suspension_does_not_wait_for_storage_that_fails(rig: LocalRig) -> None:
     storage = {"claim": "checkpoints", "everySeconds": 3600, "keep": 1}
-    manifest = configured(rig, "full", 1000, storage=storage)
+    manifest = configured(rig, "full", 1000, "Never", storage=storage)
     document = json.loads(manifest.read_text())
     document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
     manifest.write_text(json.dumps(document))
@@ -369,7 +391,7 @@ def test_steps_lost_with_all_nodes_and_with_the_whole_run_are_counted(rig: Local
 
 
 def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
-    manifest = configured(rig, "small", 400_000, memoryLimit="5M")  # snapshots of 3.2 MB
+    manifest = configured(rig, "small", 400_000, "Never", memoryLimit="5M")  # snapshots of 3.2 MB
     rig.start(manifest, "--plain", "--logs")
     found = until(
         lambda: (one := condition_of(rig.status("small"), "SnapshotsInMemory")) and one,
@@ -383,7 +405,7 @@ def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
 
 def test_launcher_without_a_folder_in_memory_is_a_condition(rig: LocalRig) -> None:
     """The variables are those of a launcher on a machine without /dev/shm."""
-    manifest = configured(rig, "bare", 1000)
+    manifest = configured(rig, "bare", 1000, "Never")
     failed = SnapshotFolder(Path("/proc/missing")).environment
     work = rig.job / "work.py"
     work.write_text(f"import os\nos.environ.update({failed})\n{work.read_text()}")

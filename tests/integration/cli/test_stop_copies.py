@@ -13,6 +13,7 @@ import pytest
 
 from scripts.environment import locked
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig
+from tests.integration.torch import forked_gang
 from tests.paths import ROOT
 
 __all__ = ["rig"]
@@ -80,11 +81,13 @@ while step < steps:
     total = loss.detach().clone()
     dist.all_reduce(total)
     print(f"step {step} rank {rank} loss {total.item()!r}", flush=True)
-    time.sleep(0.2)
+    time.sleep(0.1)
     while is_awaited():
         time.sleep(0.05)
 """
-STEPS = 18
+STEPS = 30
+Fault = tuple[int, str, int]
+"""Step, kind, and rank of the worker or number of the node."""
 LINE = re.compile(r"step (\d+) rank (\d+) loss ([-\d.e]+)")
 
 
@@ -109,10 +112,11 @@ def undisturbed(rig: LocalRig, factory: pytest.TempPathFactory, killed: str = ""
     found = folder / f"undisturbed-losses{'-own' * bool(killed)}.json"
     with locked(found.with_suffix(".lock")):
         if not found.exists():
-            path = manifest(rig, "calm", STEPS, 1, killed=killed)
-            calm = rig.call("run", path, "--plain", "--logs")
-            assert calm.returncode == 0, calm.stdout + calm.stderr
-            told = {int(step): loss for step, _, loss in LINE.findall(calm.stdout)}
+            work = rig.job / "undisturbed" / "work.py"
+            work.parent.mkdir()
+            work.write_text(SCRIPT)
+            output = forked_gang.undisturbed_output(work.parent, work, STEPS, -1, *killed.split())
+            told = {int(step): loss for step, _, loss in LINE.findall(output)}
             assert sorted(told) == list(range(1, STEPS + 1))
             found.write_text(json.dumps(told))
         return {int(step): loss for step, loss in json.loads(found.read_text()).items()}
@@ -123,26 +127,23 @@ def losses(rig: LocalRig, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
     return undisturbed(rig, tmp_path_factory)
 
 
-def await_fault(awaited: Path, faults: list[tuple[str, int]], done: int) -> None:
-    """Let the ranks wait for the next fault: at its step if it is one of a node, else before the
-    step of the one after it.
+def await_fault(awaited: Path, faults: list[Fault], done: int) -> None:
+    """Let the ranks wait for the next fault: at its step if it is one of a node, else a few steps
+    later, before the step of the one after it.
     """
     if done == len(faults):
         awaited.unlink(missing_ok=True)
         return
-    steps = STEPS_BETWEEN * (done + 1)
-    if faults[done][0] == "worker":
-        steps += STEPS_BETWEEN - 1
+    step, kind, _ = faults[done]
+    if kind == "worker":
+        step += STEPS_BETWEEN - 1
     complete = awaited.with_suffix(".new")  # the ranks read at any time
-    complete.write_text(str(steps))
+    complete.write_text(str(step))
     complete.replace(awaited)
 
 
-def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]]) -> str:
-    """Return the output of a run with a fault of a rank after every few steps.
-
-    The ranks wait for each fault, which may be late.
-    """
+def disturbed(rig: LocalRig, path: Path, name: str, faults: list[Fault]) -> str:
+    """Return the output of a run with these faults. The ranks wait for each, which may be late."""
     await_fault(rig.job / "awaited-step", faults, 0)
     runner = rig.start(path, "--plain", "--logs")
     assert runner.stdout is not None
@@ -150,15 +151,15 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
     for line in runner.stdout:
         output += line
         found = LINE.search(line)
-        if found and done < len(faults) and int(found[1]) >= (done + 1) * STEPS_BETWEEN:
-            kind, rank = faults[done]
+        if found and done < len(faults) and int(found[1]) >= faults[done][0]:
+            _, kind, number = faults[done]
             if kind != "worker":
-                assert rig.call("fault", kind, name, f"{name}-{rank}").returncode == 0
+                assert rig.call("fault", kind, name, f"{name}-{number}").returncode == 0
             else:
                 pids = [
                     int(each.name.partition("-")[2])
                     for each in rig.job.glob("worker-*")
-                    if each.read_text() == str(rank)
+                    if each.read_text() == str(number)
                 ]
                 for pid in pids:
                     if Path(f"/proc/{pid}").exists():
@@ -170,63 +171,69 @@ def disturbed(rig: LocalRig, path: Path, name: str, faults: list[tuple[str, int]
     return output
 
 
-def assert_nothing_lost(output: str, losses: dict[int, str], faults: int) -> None:
+def restorations(output: str, losses: dict[int, str]) -> list[tuple[int, int]]:
+    """Return step and lost steps of each restored state; no step may have another loss."""
     told = LINE.findall(output)
     assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
-    restored = re.findall(r"restored (\d+) lost (\w+)", output)
-    assert len(restored) == faults + 1, output
+    found = re.findall(r"restored (\d+) lost (\w+)", output)
+    assert found[0] == ("0", "None"), output
+    return [(int(step), int(lost)) for step, lost in found[1:]]
+
+
+def assert_no_step_lost_with_workers(restored: list[tuple[int, int]], output: str) -> None:
     # A rank that was killed just after a step may have been one ahead of all others.
-    assert all(int(step) > 0 and int(lost) <= 1 for step, lost in restored[1:]), restored
-    assert sum(int(lost) for _, lost in restored[1:]) < faults, restored
+    assert all(step > 0 and lost <= 1 for step, lost in restored), output
+    assert sum(lost for _, lost in restored) < len(restored), output
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("nodes", [2, 1])
-def test_killed_workers_repeat_no_step(rig: LocalRig, losses: dict[int, str], nodes: int) -> None:
+def test_killed_workers_of_one_node_repeat_no_step(rig: LocalRig, losses: dict[int, str]) -> None:
     """Rank 0 of the node writes the regular snapshots: the other rank copies in its place."""
-    faults = [("worker", 0), ("worker", 1)]
-    output = disturbed(rig, manifest(rig, "killed", STEPS, nodes), "killed", faults)
-    assert_nothing_lost(output, losses, len(faults))
+    faults: list[Fault] = [(6, "worker", 0), (12, "worker", 1)]
+    output = disturbed(rig, manifest(rig, "killed", 18, 1), "killed", faults)
+    restored = restorations(output, losses)
+    assert len(restored) == len(faults), output
+    assert_no_step_lost_with_workers(restored, output)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("kind", "killed"), [("kill-node", ""), ("kill-node", "99:0"), ("drain", "99:0")]
-)
-def test_lost_and_drained_nodes_repeat_no_step(
-    rig: LocalRig, tmp_path_factory: pytest.TempPathFactory, kind: str, killed: str
-) -> None:
-    """With `killed` the random numbers of the lost rank are in the copy on the other node alone."""
-    losses = undisturbed(rig, tmp_path_factory, killed)
-    path = manifest(rig, "lost", 12, 2, killed=killed)
-    output = disturbed(rig, path, "lost", [(kind, 0)])
-    told = LINE.findall(output)
-    assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
-    restored = [int(step) for step, _ in re.findall(r"restored (\d+) lost (\w+)", output)]
-    assert len(restored) == 2, output
-    assert restored[1] >= STEPS_BETWEEN - 1, output
-
-
-@pytest.mark.timeout(300)
-def test_worker_that_raises_repeats_no_step(rig: LocalRig, losses: dict[int, str]) -> None:
-    output = disturbed(rig, manifest(rig, "raises", 12, 2, raises_at=7), "raises", [])
+def test_faults_of_two_nodes_repeat_no_step(rig: LocalRig, losses: dict[int, str]) -> None:
+    """A worker raises, two are killed, and a node is lost."""
+    path = manifest(rig, "two", 24, 2, raises_at=3)
+    faults: list[Fault] = [(6, "worker", 0), (12, "worker", 1), (18, "kill-node", 0)]
+    output = disturbed(rig, path, "two", faults)
     assert "planned" in output
-    assert_nothing_lost(output, losses, 1)
-    assert re.findall(r"restored (\d+)", output)[1] == "7"
+    raised, *killed, lost = restorations(output, losses)
+    assert raised == (3, 0), output
+    assert len(killed) == 2, output
+    assert_no_step_lost_with_workers(killed, output)
+    assert lost[0] >= 18 - 1, output
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("nodes", [2, 1])
 def test_killed_workers_with_random_numbers_of_their_own_repeat_no_step(
-    rig: LocalRig, tmp_path_factory: pytest.TempPathFactory, nodes: int
+    rig: LocalRig, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Each rank is killed once in its forward, after all ranks have saved the step before."""
     losses = undisturbed(rig, tmp_path_factory, "99:0")
-    path = manifest(rig, "drawing", STEPS, nodes, killed="6:0 12:1")
+    path = manifest(rig, "drawing", 18, 1, killed="6:0 12:1")
     output = disturbed(rig, path, "drawing", [])
-    told = LINE.findall(output)
-    assert [line for line in told if losses[int(line[0])] != line[2]] == [], output
-    assert re.findall(r"restored (\d+) lost (\w+)", output)[1:] == [("6", "0"), ("12", "0")], output
+    assert restorations(output, losses) == [(6, 0), (12, 0)], output
+
+
+@pytest.mark.timeout(300)
+def test_faults_of_two_nodes_with_random_numbers_of_their_own_repeat_no_step(
+    rig: LocalRig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """After both ranks one node is lost, and the other one is drained: the random numbers of the
+    lost rank are in the copy on the other node alone."""
+    losses = undisturbed(rig, tmp_path_factory, "99:0")
+    path = manifest(rig, "own", STEPS, 2, killed="6:0 12:1")
+    output = disturbed(rig, path, "own", [(18, "kill-node", 0), (24, "drain", 1)])
+    *killed, lost, drained = restorations(output, losses)
+    assert killed == [(6, 0), (12, 0)], output
+    assert lost[0] >= 18 - 1, output
+    assert drained[0] >= 24 - 1, output
 
 
 KILLING = """
@@ -264,20 +271,26 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_digits_example_repeats_no_step_of_a_killed_worker(rig: LocalRig) -> None:
     """The loss of each rank is that of an undisturbed run, with dropout."""
     (rig.job / "digits.py").write_text(KILLING)
-    losses = {}
-    for kind in ("calm", "kill"):
-        options = ["--steps=12", "--step-seconds=0.3", "--checkpoint-every=1000"]
-        command = ["python3", "digits.py", kind, str(ROOT / "examples/digits/train.py"), *options]
-        path = rig.manifest(
-            kind, command=[*command, f"--checkpoint-dir={kind}"], nodes=1, minNodes=1, maxNodes=1,
-            nprocPerNode=2, **SPEC,
-        )  # fmt: skip
-        ended = rig.call("run", path, "--plain", "--logs")
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        told = re.findall(r"rank (\d) loss ([\d.e-]+)$", ended.stdout, re.MULTILINE)
-        losses[kind] = {rank: [loss for each, loss in told if each == rank] for rank in "01"}
+    train = str(ROOT / "examples/digits/train.py")
+    options = ["--steps=12", "--step-seconds=0.2", "--checkpoint-every=1000"]
+
+    def words(kind: str) -> list[str]:
+        return ["digits.py", kind, train, *options, f"--checkpoint-dir={kind}"]
+
+    def by_rank(output: str) -> dict[str, list[str]]:
+        told = re.findall(r"rank (\d) loss ([\d.e-]+)$", output, re.MULTILINE)
+        return {rank: [loss for each, loss in told if each == rank] for rank in "01"}
+
+    undisturbed_losses = by_rank(forked_gang.undisturbed_output(rig.job, *words("calm")))
+    path = rig.manifest(
+        "kill", command=["python3", *words("kill")], nodes=1, minNodes=1, maxNodes=1,
+        nprocPerNode=2, **SPEC,
+    )  # fmt: skip
+    ended = rig.call("run", path, "--plain", "--logs")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    disturbed_losses = by_rank(ended.stdout)
     for rank in "01":
-        calm, disturbed_losses = losses["calm"][rank], losses["kill"][rank]
+        calm = undisturbed_losses[rank]
         assert len(calm) == 12
         # Both ranks compute the loss of the eighth step before the kill, and again after it.
-        assert disturbed_losses == [*calm[:8], *calm[7:]]
+        assert disturbed_losses[rank] == [*calm[:8], *calm[7:]]

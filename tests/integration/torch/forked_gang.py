@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 PRELOADED = [
+    "elasticjob_agent.api",
     "tests.integration.torch.dynamic_gang",
     "torch._dynamo",  # optimizers import it at their first step
     "torch.distributed.checkpoint.state_dict",
@@ -95,6 +99,57 @@ def fork_server() -> ForkServerContext:
     return context
 
 
+def start_fork_server() -> None:
+    """Start the server now, so that it has no environment of one test."""
+    fork_server()
+    forkserver.ensure_running()
+
+
+class ForkedModule:
+    """Fork that executes a module as `python -m` does, with methods of `subprocess.Popen`.
+
+    It exists for modules that import torch, which the fork has imported.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, output: Path
+    ) -> None:
+        output.touch()
+        target = (module, list(arguments), dict(env), cwd, output)
+        self._process = fork_server().Process(target=_execute_module, args=target)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        if (code := self._process.exitcode) is None:
+            raise subprocess.TimeoutExpired(str(self._process), seconds or 0.0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        if self._process.exitcode is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _execute_module(
+    module: str, arguments: list[str], env: dict[str, str], cwd: Path, output: Path
+) -> None:
+    with output.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 def run(script: str, *arguments: object, seconds: float = 240) -> tuple[Any, str]:
     """Execute a script in a fork; return the JSON in its last line, and its standard error."""
     with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +165,33 @@ def run(script: str, *arguments: object, seconds: float = 240) -> tuple[Any, str
     assert ended, f"no end within {seconds:g} s\n{stdout}{stderr}"
     assert process.exitcode == 0, stdout + stderr
     return json.loads(stdout.splitlines()[-1]), stderr
+
+
+UNDISTURBED = """
+import contextlib, io, json, os, pathlib, runpy, sys
+import torch.distributed as dist
+from tests.integration.torch.forked_gang import gang
+
+folder, *words = sys.argv[1:]
+os.chdir(folder)
+
+def work(rank, world):
+    dist.init_process_group = dist.destroy_process_group = lambda *backend: None  # the gang's
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    sys.argv, output = words, io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runpy.run_path(words[0], run_name="__main__")
+    return output.getvalue()
+
+print(json.dumps("".join(gang(pathlib.Path(folder), "undisturbed", ["node"] * 2, work))))
+"""
+
+
+def undisturbed_output(folder: Path, *words: object) -> str:
+    """Return the output of a script with two ranks in this folder, without a job."""
+    output, _ = run(UNDISTURBED, folder, *words)
+    assert isinstance(output, str)
+    return output
 
 
 def _execute(script: str, words: list[str], outputs: Sequence[Path]) -> None:
