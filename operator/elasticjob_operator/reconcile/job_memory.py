@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
@@ -101,6 +102,19 @@ class OwnedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SentStatus:
+    """Status of which the API server stored a part, because its CRD lacks some of the fields.
+
+    Args:
+        stored: digest of the stored part.
+        document: the whole status.
+    """
+
+    stored: str
+    document: Json
+
+
+@dataclass(frozen=True, slots=True)
 class ReportMemory:
     """Status and events that this process wrote for a job; the reconciler replaces it.
 
@@ -113,6 +127,7 @@ class ReportMemory:
         posted: True once this process has posted events for the job; a predecessor may have died
             before posting its own.
         unlabelled: uids of pods whose lost labels were reported.
+        sent: last status written, if the API server dropped fields of it.
     """
 
     version: str = ""
@@ -121,6 +136,7 @@ class ReportMemory:
     unanswered: Status | None = None
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
+    sent: SentStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Api:
     generation: int = 3
     spec: Json = field(default_factory=dict)
     writes: list[Json] = field(default_factory=list)
+    unknown: frozenset[str] = frozenset()  # fields of the status that its CRD lacks
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if self.deleted:
@@ -97,7 +98,12 @@ class Api:
         if self.error is not None:
             raise self.error
         self.writes.append(body)
-        return {"metadata": {"resourceVersion": "8"}}
+        if not self.unknown:
+            return {"metadata": {"resourceVersion": "8"}}
+        merged = {**self.status, **body["status"]}
+        known = {key: value for key, value in merged.items() if value is not None}
+        self.status = {key: value for key, value in known.items() if key not in self.unknown}
+        return {"metadata": {"resourceVersion": "8"}, "status": self.status}
 
 
 @dataclass
@@ -282,6 +288,52 @@ def test_events_of_a_status_are_posted_once_although_its_answer_was_lost(written
         rig.reconcile()
         rig.api.status = document
     assert [rig.recorder.posted.count(reason) for reason in ("RoundFinal", "Running")] == [1, 1]
+
+
+def test_status_without_the_fields_that_its_crd_lacks_is_written_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"launch", "wantedNodes"})
+    for _ in range(3):
+        rig.reconcile()
+    assert len(rig.api.writes) == 1
+    assert "wantedNodes" not in rig.api.status
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+    assert rig.recorder.posted.count("LaunchDecided") == 1
+    [warning] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "lacks status.launch, status.wantedNodes: apply crds/" in warning
+
+
+def test_field_that_the_crd_has_again_is_written_with_the_next_change() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.reconcile()
+    rig.api.unknown = frozenset({"none"})
+    rig.api.generation += 1
+    rig.reconcile()
+    assert rig.api.status["wantedNodes"] == 4
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+
+
+def test_status_that_another_writer_changed_is_written_again_although_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.reconcile()
+    rig.api.status = {**rig.api.status, "restarts": 7}
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert rig.api.status["restarts"] == 0
+
+
+def test_status_of_a_job_set_aside_is_written_once_although_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"explanation"})
+    rig.api.spec = {"minNodes": "many"}
+    for _ in range(3):
+        rig.reconcile()
+    assert len(rig.api.writes) == 1
 
 
 def test_job_with_a_refused_store_is_observed_without_it() -> None:
