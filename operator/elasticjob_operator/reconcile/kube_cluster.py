@@ -14,6 +14,7 @@ from typing import Protocol
 
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
+from elasticjob_operator.domain.manifests.resources import refuses_added_resources
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -58,6 +59,15 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
         case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
             return Obstacle.REFUSED
     return None
+
+
+def _obstacle_of_pod(error: KubeError, body: Json) -> Obstacle | None:
+    """Return the obstacle that an error at the creation of this pod means, as `obstacle_of`."""
+    refused = isinstance(error, Invalid | Forbidden) and not isinstance(error, QuotaExceeded)
+    fields = [cause.field for cause in error.causes]
+    if refused and refuses_added_resources(body, error.message, fields):
+        return Obstacle.AGENT_RESOURCES
+    return Obstacle.TEMPLATE_INVALID if isinstance(error, Invalid) else obstacle_of(error)
 
 
 MAX_CONCURRENT_CALLS = 16
@@ -187,6 +197,7 @@ class KubeCluster:
         """Create a pod; store a refusal."""
         namespace, access = context.job.metadata.namespace, context.memory.owned.access
         assert access is not None
+        body: Json = {}
         try:
             pods = context.observation.observed.pods
             avoid = avoided_names(context.job.status, self._now(), pods)
@@ -198,8 +209,7 @@ class KubeCluster:
         except TemplateRefused as error:
             applied.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
         except KubeError as error:
-            template = isinstance(error, Invalid)
-            obstacle = Obstacle.TEMPLATE_INVALID if template else obstacle_of(error)
+            obstacle = _obstacle_of_pod(error, body)
             if obstacle is None:
                 raise
             applied.refuse(obstacle, error.message, self._now())

@@ -48,6 +48,24 @@ def test_quota_on_pod_resources_is_reported_and_awaited(
     ns.await_condition("PodsReady", "PodsStarting")
 
 
+@pytest.mark.parametrize("bound", [{"max": {"memory": "32Mi"}}, {"min": {"memory": "100Mi"}}])
+def test_limit_range_that_refuses_the_agent_alone_has_a_remedy(
+    ns: Namespace, bound: dict[str, Any]
+) -> None:
+    spec = {"limits": [{"type": "Container", **bound}]}
+    ns.server.request("POST", ns.path("limitranges"), {"metadata": {"name": "a"}, "spec": spec})
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    if "min" in bound:
+        container |= {"resources": {"requests": {"memory": "1Gi"}}}
+    ns.create_job(maxNodes=2, template={"spec": {"containers": [container]}})
+    await_refused(ns, "AgentResourcesRefused", "memory")
+    [remedy] = [said for said in ns.status()["explanation"] if "LimitRange" in said]
+    assert "or change sidecar.resources in the operator's chart" in remedy
+    assert ns.condition("Stalled")["status"] == "False"
+    ns.server.request("DELETE", ns.path("limitranges", "a"))
+    ns.await_pods("job-0", "job-1")
+
+
 @contextmanager
 def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterator[None]:
     """Register an admission webhook for these objects whose server does not answer."""

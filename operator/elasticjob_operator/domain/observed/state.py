@@ -171,6 +171,7 @@ class Obstacle(StrEnum):
     INIT = "InitFailed"
     QUOTA = "QuotaExceeded"
     REFUSED = "CreationRefused"
+    AGENT_RESOURCES = "AgentResourcesRefused"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.manifests.resources import is_guaranteed, pod_level, quantity
+from elasticjob_operator.domain.manifests.resources import (
+    is_guaranteed,
+    pod_level,
+    quantity,
+    refuses_added_resources,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +81,34 @@ def test_resources_of_the_whole_pod_are_named() -> None:
     spec = resources(limits={"cpu": "1"}, requests={"memory": "1Gi"})
     assert pod_level(spec) == {"cpu", "memory"}
     assert pod_level({}) == pod_level({"resources": {}}) == set()
+
+
+AGENT = resources(requests={"memory": "64Mi", "cpu": "50m"}) | {"name": "elasticjob-agent"}
+TRAINER = resources(limits={"memory": "16Mi"}) | {"name": "trainer"}
+POD = {"spec": {"initContainers": [{"name": "fetch"}, AGENT], "containers": [TRAINER]}}
+LEAST = "minimum memory usage per Container is 100Mi, but request is 64Mi"
+LEAST_CPU = "minimum cpu usage per Container is 100m, but request is 50m"
+OTHERS = "minimum memory usage per Container is 100Mi, but request is 16Mi"
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "added"),
+    [
+        (LEAST, [], True),
+        (f"[{LEAST}, {LEAST_CPU}]", [], True),
+        (f"[{LEAST}, {OTHERS}]", [], False),
+        ("denied by a policy", [], False),
+        ("it is invalid", ["spec.initContainers[1].resources.requests"], True),
+        ("it is invalid", ["spec.initContainers[1].resources.requests[memory]"], True),
+        ("it is invalid", ["spec.initContainers[0].resources.requests"], False),
+        ("it is invalid", ["spec.initContainers[1].image"], False),
+        ("it is invalid", ["spec.initContainers[7].resources.requests"], False),
+        (
+            "it is invalid",
+            ["spec.initContainers[1].resources.requests", "spec.containers[0].image"],
+            False,
+        ),
+    ],
+)
+def test_refusal_of_added_resources_alone(message: str, fields: list[str], added: bool) -> None:
+    assert refuses_added_resources(POD, message, fields) is added
