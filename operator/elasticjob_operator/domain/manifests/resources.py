@@ -72,14 +72,19 @@ def _is_equal(container: Json, name: str) -> bool:
 
 
 _FIELD = re.compile(r"spec\.(initContainers|containers)\[(\d+)\]\.resources\b")
+_FORBIDDEN = re.compile(r'pods "[^"]*" is forbidden: ')
+_RESOURCE = r"(?P<resource>[\w./-]{1,253})"
 _BOUND = re.compile(
-    r"(?P<side>maximum|minimum) (?P<resource>\S+) usage per (?P<of>Container|Pod) is "
-    r"(?P<bound>[\w.]+), but (?P<kind>limit|request) is (?P<value>[\w.]+)"
+    rf"(?P<side>maximum|minimum) {_RESOURCE} usage per (?P<of>Container|Pod) is "
+    r"(?P<bound>[\w.]{1,99}), but (?P<kind>limit|request) is (?P<value>[\w.]{1,99})(?:, |$)"
 )
 _RATIO = re.compile(
-    r"(?P<resource>\S+) max limit to request ratio per (?P<of>Container|Pod) is (?P<bound>[\w.]+), "
-    r"but (?:provided ratio|no limit|no request)"
+    rf"{_RESOURCE} max limit to request ratio per (?P<of>Container|Pod) is "
+    r"(?P<bound>[\w.]{1,99}), but (?:provided ratio is [\d.]{1,99}|"
+    r"no (?P<kind>limit|request) is specified or (?P=kind) is 0)(?:, |$)"
 )
+_LONGEST_REFUSAL = 16 * 1024
+"""Maximum length of a LimitRange's refusal: one clause per resource and distinct amount."""
 
 
 def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> bool:
@@ -91,15 +96,35 @@ def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> b
     own, others = _containers(pod)
     if fields:
         return all(_is_added(pod, field) for field in fields)
-    bounds, ratios = list(_BOUND.finditer(message)), list(_RATIO.finditer(message))
-    return (
-        bool(bounds or ratios)
-        and all(_is_of_added(found, own, others) for found in bounds)
-        and all(
-            found["of"] == "Container" and _all_within(found, others) and bool(own)
-            for found in ratios
-        )
+    clauses = _clauses(message)
+    return bool(clauses) and all(
+        _is_of_added(found, own, others)
+        if found.re is _BOUND
+        else found["of"] == "Container" and _all_within(found, others) and bool(own)
+        for found in clauses
     )
+
+
+def _clauses(message: str) -> list[re.Match[str]]:
+    """Return the clauses of a LimitRange's refusal; none if it has another part or is too long.
+
+    Users choose names that occur in messages: the time must be linear in their length.
+    """
+    if len(message) > _LONGEST_REFUSAL:
+        return []
+    prefix = _FORBIDDEN.match(message)
+    text = message[prefix.end() :] if prefix else message
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    clauses: list[re.Match[str]] = []
+    at = 0
+    while at < len(text):
+        clause = _BOUND.match(text, at) or _RATIO.match(text, at)
+        if clause is None:
+            return []
+        clauses.append(clause)
+        at = clause.end()
+    return clauses
 
 
 def _containers(pod: Json) -> tuple[list[Json], list[Json]]:
