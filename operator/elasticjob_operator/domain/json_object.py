@@ -24,13 +24,16 @@ def merge_patch(before: Json, after: Json) -> Json:
     return patch
 
 
-def dropped_fields(sent: Json, stored: Json, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of fields that were sent and are not stored, such as `rounds[].cause`.
+def dropped_fields(patch: Json, stored: Json, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of fields that a patch sets and that are not stored, such as
+    `rounds[].cause`.
 
     Lists of different lengths are not compared.
     """
-    for key, value in sent.items():
+    for key, value in patch.items():
         path = f"{prefix}{key}"
+        if value is None:
+            continue  # deletes the field
         if key not in stored:
             yield path
         else:

@@ -5,6 +5,7 @@ Only a cache: after a restart it is rebuilt, or costs one more request.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -107,11 +108,20 @@ class SentStatus:
 
     Args:
         stored: digest of the stored part.
-        document: the whole status.
+        document: the whole status as JSON, a third of the size of its objects.
     """
 
     stored: str
-    document: Json
+    document: bytes
+
+    @classmethod
+    def of(cls, stored: str, status: Json) -> SentStatus:
+        return cls(stored, json.dumps(status).encode())
+
+    def content(self) -> Json:
+        """Return the whole status."""
+        found: Json = json.loads(self.document)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

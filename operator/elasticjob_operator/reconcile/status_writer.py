@@ -56,7 +56,7 @@ class StatusWriter:
         None if it has all of it, or another status."""
         sent = memory.report.sent
         known = sent is not None and sent.stored == _digest(raw.get("status"))
-        return sent.document if sent is not None and known else None
+        return sent.content() if sent is not None and known else None
 
     async def write(self, memory: JobMemory, raw: Json, patch: Json, status: Json) -> Json:
         """Write the patch to `status`, the complete new one; return the object.
@@ -71,14 +71,20 @@ class StatusWriter:
         written = await self._kube.patch(
             ELASTICJOBS, key.namespace, key.name, body, subresource="status"
         )
-        self._compare(memory, raw, status, written)
+        self._compare(memory, raw, patch, status, written)
         return written
 
-    def _compare(self, memory: JobMemory, raw: Json, status: Json, written: Json) -> None:
-        """Remember the status if the API server has dropped fields of it."""
+    def _compare(
+        self, memory: JobMemory, raw: Json, patch: Json, status: Json, written: Json
+    ) -> None:
+        """Remember the status if the API server has dropped fields of the patch.
+
+        A dropped field is in every patch, unless it has its default; the status also has fields
+        that were not sent, because the stored one lacks them and they have their defaults.
+        """
         stored = written.get("status")
-        dropped = set(dropped_fields(status, stored)) if isinstance(stored, dict) else set()
-        sent = SentStatus(_digest(stored), status) if dropped else None
+        dropped = set(dropped_fields(patch, stored)) if isinstance(stored, dict) else set()
+        sent = SentStatus.of(_digest(stored), status) if dropped else None
         memory.report = replace(memory.report, sent=sent)
         if new := sorted(dropped - self._dropped):
             self._dropped.update(new)

@@ -100,10 +100,21 @@ class Api:
         self.writes.append(body)
         if not self.unknown:
             return {"metadata": {"resourceVersion": "8"}}
-        merged = {**self.status, **body["status"]}
-        known = {key: value for key, value in merged.items() if value is not None}
-        self.status = {key: value for key, value in known.items() if key not in self.unknown}
+        merged = merged_with(self.status, body["status"])
+        self.status = {key: value for key, value in merged.items() if key not in self.unknown}
         return {"metadata": {"resourceVersion": "8"}, "status": self.status}
+
+
+def merged_with(document: Json, patch: Json) -> Json:
+    """Apply a merge patch (RFC 7386)."""
+    found = {key: value for key, value in document.items() if key not in patch}
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            old = document.get(key)
+            found[key] = merged_with(old if isinstance(old, dict) else {}, value)
+        elif value is not None:
+            found[key] = value
+    return found
 
 
 @dataclass
@@ -303,6 +314,53 @@ def test_status_without_the_fields_that_its_crd_lacks_is_written_once(
     assert rig.recorder.posted.count("LaunchDecided") == 1
     [warning] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert "lacks status.launch, status.wantedNodes: apply crds/" in warning
+
+
+ALL_KNOWN = frozenset({"none"})
+
+
+def kept_statuses(rig: Rig) -> list[bool]:
+    """Return whether each job's status is kept in memory."""
+    return [memory.report.sent is not None for memory in rig.jobs]
+
+
+def test_status_of_a_release_without_fields_with_defaults_has_no_dropped_fields() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.reconcile()
+    del rig.api.status["rendezvous"]["heldBack"], rig.api.status["restarts"]
+    rig.api.generation += 1
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert "StatusFieldsDropped" not in rig.recorder.posted
+    assert kept_statuses(rig) == [False]
+
+
+def test_status_of_a_corrected_job_has_no_dropped_fields() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.api.spec = {"minNodes": "many"}
+    rig.reconcile()
+    assert "members" not in rig.api.status
+    rig.api.spec, rig.api.generation = {}, 4
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert "StatusFieldsDropped" not in rig.recorder.posted
+    assert kept_statuses(rig) == [False]
+
+
+def test_dropped_fields_are_found_although_the_status_lacks_fields_with_defaults() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.reconcile()
+    del rig.api.status["rendezvous"]["heldBack"]
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.api.status["wantedNodes"] = 7
+    rig.reconcile()
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+    assert kept_statuses(rig) == [True]
 
 
 def test_field_that_the_crd_has_again_is_written_with_the_next_change() -> None:
