@@ -123,9 +123,9 @@ class FaultGuard:
         stored = raw.get("status") or {}
         before = self._writer.sent(memory, raw) or stored
         status = set_aside_status({**raw, "status": before}, aside, self._now())
-        if status == before:
-            return None
         patch = merge_patch(stored, status)
+        if not patch or (status == before and not self._writer.is_due(memory)):
+            return None
         try:
             await self._writer.write(memory, raw, patch, status)
         except (Conflict, NotFound):

@@ -109,14 +109,16 @@ class SentStatus:
     Args:
         stored: digest of the stored part.
         document: the whole status as JSON, a third of the size of its objects.
+        sent_at: monotonic time at which it was written.
     """
 
     stored: str
     document: bytes
+    sent_at: float
 
     @classmethod
-    def of(cls, stored: str, status: Json) -> SentStatus:
-        return cls(stored, json.dumps(status).encode())
+    def of(cls, stored: str, status: Json, sent_at: float) -> SentStatus:
+        return cls(stored, json.dumps(status).encode(), sent_at)
 
     def content(self) -> Json:
         """Return the whole status."""

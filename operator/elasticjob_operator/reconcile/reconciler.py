@@ -121,7 +121,7 @@ class Reconciler:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
-        self._writer = StatusWriter(dependencies.kube, dependencies.events)
+        self._writer = StatusWriter(dependencies.kube, dependencies.events, dependencies.clock)
         self._guard = FaultGuard(
             dependencies.kube,
             dependencies.jobs,
@@ -297,7 +297,7 @@ class Reconciler:
         done: Pass,
         changed_at: float | None,
     ) -> Status | None:
-        """Write the status if it differs; return it, or None if the job has changed meanwhile.
+        """Write the status if it differs or is due; return it, or None if the job has changed meanwhile.
 
         `stored` is that of the object; the job's may have more fields than its CRD.
         """
@@ -306,7 +306,7 @@ class Reconciler:
         memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
         document: Json = {}
         patch: Json = {}
-        if stored is None or job.status != status:
+        if stored is None or job.status != status or self._writer.is_due(memory):
             document = _document(status)
             patch = merge_patch(_document(stored) if stored else {}, document)
             if not patch:  # the object has all of it

@@ -2,14 +2,15 @@
 
 An API server whose CRD is older than the operator drops the fields that its schema lacks. The
 status is then not written again as long as the object has the stored part of it: the operator
-continues from the status that it sent. The log and an event name such fields, each once.
+continues from the status that it sent. It sends it again from time to time, which completes it once
+the CRD was upgraded. The log and an event name such fields, each once.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import sha256
 from typing import Protocol
@@ -22,6 +23,10 @@ from elasticjob_operator.logs import of_job
 from elasticjob_operator.reconcile.job_memory import JobMemory, SentStatus
 
 log = logging.getLogger(__name__)
+
+RESEND_SECONDS = 300.0
+"""Age at which the next reconcile sends a status again of which fields were dropped; half of the
+interval at which an unchanged job is reconciled."""
 
 
 class JobApi(Protocol):
@@ -44,11 +49,12 @@ class EventSink(Protocol):
 
 
 class StatusWriter:
-    """Writer of statuses to one API server."""
+    """Writer of statuses to one API server. `clock` is monotonic."""
 
-    def __init__(self, kube: JobApi, events: EventSink) -> None:
+    def __init__(self, kube: JobApi, events: EventSink, clock: Callable[[], float]) -> None:
         self._kube = kube
         self._events = events
+        self._clock = clock
         self._dropped: set[str] = set()
 
     def sent(self, memory: JobMemory, raw: Json) -> Json | None:
@@ -57,6 +63,11 @@ class StatusWriter:
         sent = memory.report.sent
         known = sent is not None and sent.stored == _digest(raw.get("status"))
         return sent.content() if sent is not None and known else None
+
+    def is_due(self, memory: JobMemory) -> bool:
+        """Return True if a status with dropped fields is to be sent again, although unchanged."""
+        sent = memory.report.sent
+        return sent is not None and self._clock() - sent.sent_at >= RESEND_SECONDS
 
     async def write(self, memory: JobMemory, raw: Json, patch: Json, status: Json) -> Json:
         """Write the patch to `status`, the complete new one; return the object.
@@ -84,7 +95,7 @@ class StatusWriter:
         """
         stored = written.get("status")
         dropped = set(dropped_fields(patch, stored)) if isinstance(stored, dict) else set()
-        sent = SentStatus.of(_digest(stored), status) if dropped else None
+        sent = SentStatus.of(_digest(stored), status, self._clock()) if dropped else None
         memory.report = replace(memory.report, sent=sent)
         if new := sorted(dropped - self._dropped):
             self._dropped.update(new)

@@ -48,6 +48,7 @@ from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, 
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
+from elasticjob_operator.reconcile.status_writer import RESEND_SECONDS
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
 from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
@@ -373,6 +374,32 @@ def test_field_that_the_crd_has_again_is_written_with_the_next_change() -> None:
     assert rig.api.status["wantedNodes"] == 4
     rig.reconcile()
     assert len(rig.api.writes) == 2
+
+
+@pytest.mark.parametrize("spec", [{}, {"minNodes": "many"}], ids=["quiet", "set aside"])
+def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec: Json) -> None:
+    rig = Rig()
+    rig.api.unknown, rig.api.spec = frozenset({"explanation"}), spec
+    rig.reconcile()
+    rig.api.unknown = ALL_KNOWN
+    for rig.time in (RESEND_SECONDS - 1, RESEND_SECONDS, 2 * RESEND_SECONDS):
+        posted = [*rig.recorder.posted]
+        rig.reconcile()
+        assert {*rig.recorder.posted[len(posted) :]} <= {"PodsCreated"}
+        assert ("explanation" in rig.api.status) is (rig.time >= RESEND_SECONDS)
+    assert len(rig.api.writes) == 2
+    assert kept_statuses(rig) == [False]
+
+
+def test_unchanged_status_is_sent_once_per_interval_while_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"explanation"})
+    for rig.time in (0.0, RESEND_SECONDS, RESEND_SECONDS + 1, 2 * RESEND_SECONDS):
+        rig.reconcile()
+    assert len(rig.api.writes) == 3
+    assert rig.api.writes[1]["status"] == rig.api.writes[2]["status"]
+    assert [*rig.api.writes[1]["status"]] == ["explanation"]
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
 
 
 def test_status_that_another_writer_changed_is_written_again_although_fields_are_dropped() -> None:
