@@ -46,3 +46,14 @@ def _dropped_below(sent: Any, stored: Any, path: str) -> Iterator[str]:
     elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
         for one, other in zip(sent, stored, strict=True):
             yield from _dropped_below(one, other, f"{path}[]")
+
+
+def is_part(stored: Any, whole: Any) -> bool:
+    """Return True if `stored` is `whole` or lacks only fields of it; lists are equally long."""
+    if isinstance(stored, dict) and isinstance(whole, dict):
+        return stored.keys() <= whole.keys() and all(
+            is_part(value, whole[key]) for key, value in stored.items()
+        )
+    if isinstance(stored, list) and isinstance(whole, list) and len(stored) == len(whole):
+        return all(is_part(one, other) for one, other in zip(stored, whole, strict=True))
+    return bool(stored == whole)

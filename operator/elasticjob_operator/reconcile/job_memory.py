@@ -110,15 +110,21 @@ class SentStatus:
         stored: digest of the stored part.
         document: the whole status as JSON, a third of the size of its objects.
         sent_at: monotonic time at which it was written.
+        unconfirmed: next status, if its write had no answer.
     """
 
     stored: str
     document: bytes
     sent_at: float
+    unconfirmed: bytes | None = None
 
     @classmethod
     def of(cls, stored: str, status: Json, sent_at: float) -> SentStatus:
         return cls(stored, json.dumps(status).encode(), sent_at)
+
+    def without_answer(self, status: Json) -> SentStatus:
+        """Return the value after a write without an answer."""
+        return replace(self, unconfirmed=json.dumps(status).encode())
 
     def content(self) -> Json:
         """Return the whole status."""

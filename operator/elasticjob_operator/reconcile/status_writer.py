@@ -15,8 +15,9 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Protocol
 
-from elasticjob_operator.domain.json_object import dropped_fields
+from elasticjob_operator.domain.json_object import dropped_fields, is_part
 from elasticjob_operator.domain.status.events import Event, fields_dropped
+from elasticjob_operator.kubernetes.errors import Unreachable
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.kubernetes.kinds import ELASTICJOBS, Json, Kind
 from elasticjob_operator.logs import of_job
@@ -59,10 +60,21 @@ class StatusWriter:
 
     def sent(self, memory: JobMemory, raw: Json) -> Json | None:
         """Return the status that this process wrote last, if the object has the stored part of it;
-        None if it has all of it, or another status."""
-        sent = memory.report.sent
-        known = sent is not None and sent.stored == _digest(raw.get("status"))
-        return sent.content() if sent is not None and known else None
+        None if it has all of it, or another status.
+
+        A status whose write had no answer was written if the object has a part of it.
+        """
+        sent, stored = memory.report.sent, raw.get("status")
+        if sent is None:
+            return None
+        if sent.stored == (digest := _digest(stored)):
+            return sent.content()
+        # The digest shows that the object has changed: perhaps by a write without an answer.
+        status = json.loads(sent.unconfirmed) if sent.unconfirmed is not None else None
+        if status is None or not stored or not is_part(stored, status):
+            return None
+        memory.report = replace(memory.report, sent=SentStatus.of(digest, status, sent.sent_at))
+        return status
 
     def is_due(self, memory: JobMemory) -> bool:
         """Return True if a status with dropped fields is to be sent again, although unchanged."""
@@ -79,9 +91,14 @@ class StatusWriter:
         preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         body = {"metadata": preconditions, "status": patch}
         key = memory.key
-        written = await self._kube.patch(
-            ELASTICJOBS, key.namespace, key.name, body, subresource="status"
-        )
+        try:
+            written = await self._kube.patch(
+                ELASTICJOBS, key.namespace, key.name, body, subresource="status"
+            )
+        except Unreachable:
+            if (sent := memory.report.sent) is not None:
+                memory.report = replace(memory.report, sent=sent.without_answer(status))
+            raise
         self._compare(memory, raw, patch, status, written)
         return written
 

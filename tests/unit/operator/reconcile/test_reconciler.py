@@ -74,9 +74,10 @@ MADE = CreatePod(0, "job-0", 1)
 
 @dataclass
 class Api:
-    """API server with one job; `error` fails its status updates."""
+    """API server with one job; `error` fails its status updates, `lost` is their lost answer."""
 
     error: KubeError | None = None
+    lost: KubeError | None = None
     status: Json = field(default_factory=dict)
     deleted: bool = False
     generation: int = 3
@@ -103,6 +104,8 @@ class Api:
             return {"metadata": {"resourceVersion": "8"}}
         merged = merged_with(self.status, body["status"])
         self.status = {key: value for key, value in merged.items() if key not in self.unknown}
+        if self.lost is not None:
+            raise self.lost
         return {"metadata": {"resourceVersion": "8"}, "status": self.status}
 
 
@@ -400,6 +403,25 @@ def test_unchanged_status_is_sent_once_per_interval_while_fields_are_dropped() -
     assert rig.api.writes[1]["status"] == rig.api.writes[2]["status"]
     assert [*rig.api.writes[1]["status"]] == ["explanation"]
     assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+def test_dropped_fields_are_kept_although_the_answer_to_their_write_was_lost(stored: bool) -> None:
+    rig = Rig()
+    rig.applier.seconds = 2.0  # so that a start time set anew would differ
+    rig.api.unknown = frozenset({"startTime"})
+    rig.reconcile()
+    rig.api.generation += 1
+    no_answer = Unreachable("patch", "no answer")
+    rig.api.error, rig.api.lost = (None, no_answer) if stored else (no_answer, None)
+    with pytest.raises(Retry):
+        rig.reconcile()
+    rig.api.error = rig.api.lost = None
+    for rig.api.generation in (4, 4, 5):
+        rig.reconcile()
+    assert len(rig.api.writes) == 3
+    assert len({write["status"]["startTime"] for write in rig.api.writes}) == 1
+    assert rig.api.status["observedGeneration"] == 5
 
 
 def test_status_that_another_writer_changed_is_written_again_although_fields_are_dropped() -> None:
