@@ -124,7 +124,10 @@ class FaultGuard:
         before = self._writer.sent(memory, raw) or stored
         status = set_aside_status({**raw, "status": before}, aside, self._now())
         patch = merge_patch(stored, status)
-        if not patch or (status == before and not self._writer.is_due(memory)):
+        if not patch:
+            self._writer.drop(memory)
+            return None
+        if status == before and not self._writer.is_due(memory):
             return None
         try:
             await self._writer.write(memory, raw, patch, status)

@@ -145,7 +145,6 @@ class ReportMemory:
         posted: True once this process has posted events for the job; a predecessor may have died
             before posting its own.
         unlabelled: uids of pods whose lost labels were reported.
-        sent: last status written, if the API server dropped fields of it.
     """
 
     version: str = ""
@@ -154,7 +153,6 @@ class ReportMemory:
     unanswered: Status | None = None
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
-    sent: SentStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +203,7 @@ class JobMemory:
 
     Args:
         seen_at: monotonic time of the first reconcile.
+        sent: last status written, if the API server dropped fields of it; its writer replaces it.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
@@ -217,6 +216,7 @@ class JobMemory:
     rendezvous: RendezvousMemory = RendezvousMemory()
     owned: OwnedMemory = OwnedMemory()
     report: ReportMemory = ReportMemory()
+    sent: SentStatus | None = None
     faults: Faults = Faults()
     refusal: Refusal | None = None
     undeletable: frozenset[str] = frozenset()

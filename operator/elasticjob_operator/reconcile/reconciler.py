@@ -297,7 +297,7 @@ class Reconciler:
         done: Pass,
         changed_at: float | None,
     ) -> Status | None:
-        """Write the status if it differs or is due; return it, or None if the job has changed meanwhile.
+        """Write the status if it differs or is due; return it, or None if the job has changed.
 
         `stored` is that of the object; the job's may have more fields than its CRD.
         """
@@ -309,8 +309,8 @@ class Reconciler:
         if stored is None or job.status != status or self._writer.is_due(memory):
             document = _document(status)
             patch = merge_patch(_document(stored) if stored else {}, document)
-            if not patch:  # the object has all of it
-                memory.report = replace(memory.report, sent=None)
+            if not patch:
+                self._writer.drop(memory)
         if patch:
             try:
                 written = await self._writer.write(memory, raw, patch, document)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from hashlib import sha256
 from typing import Protocol
 
@@ -64,21 +63,25 @@ class StatusWriter:
 
         A status whose write had no answer was written if the object has a part of it.
         """
-        sent, stored = memory.report.sent, raw.get("status")
+        sent, stored = memory.sent, raw.get("status")
         if sent is None:
             return None
         if sent.stored == (digest := _digest(stored)):
             return sent.content()
         # The digest shows that the object has changed: perhaps by a write without an answer.
-        status = json.loads(sent.unconfirmed) if sent.unconfirmed is not None else None
+        status: Json | None = json.loads(sent.unconfirmed) if sent.unconfirmed is not None else None
         if status is None or not stored or not is_part(stored, status):
             return None
-        memory.report = replace(memory.report, sent=SentStatus.of(digest, status, sent.sent_at))
+        memory.sent = SentStatus.of(digest, status, sent.sent_at)
         return status
+
+    def drop(self, memory: JobMemory) -> None:
+        """Drop the status that was sent: the object has all of it."""
+        memory.sent = None
 
     def is_due(self, memory: JobMemory) -> bool:
         """Return True if a status with dropped fields is to be sent again, although unchanged."""
-        sent = memory.report.sent
+        sent = memory.sent
         return sent is not None and self._clock() - sent.sent_at >= RESEND_SECONDS
 
     async def write(self, memory: JobMemory, raw: Json, patch: Json, status: Json) -> Json:
@@ -96,8 +99,8 @@ class StatusWriter:
                 ELASTICJOBS, key.namespace, key.name, body, subresource="status"
             )
         except Unreachable:
-            if (sent := memory.report.sent) is not None:
-                memory.report = replace(memory.report, sent=sent.without_answer(status))
+            if (sent := memory.sent) is not None:
+                memory.sent = sent.without_answer(status)
             raise
         self._compare(memory, raw, patch, status, written)
         return written
@@ -105,15 +108,14 @@ class StatusWriter:
     def _compare(
         self, memory: JobMemory, raw: Json, patch: Json, status: Json, written: Json
     ) -> None:
-        """Remember the status if the API server has dropped fields of the patch.
+        """Keep the status if the API server has dropped fields of the patch.
 
         A dropped field is in every patch, unless it has its default; the status also has fields
         that were not sent, because the stored one lacks them and they have their defaults.
         """
         stored = written.get("status")
         dropped = set(dropped_fields(patch, stored)) if isinstance(stored, dict) else set()
-        sent = SentStatus.of(_digest(stored), status, self._clock()) if dropped else None
-        memory.report = replace(memory.report, sent=sent)
+        memory.sent = SentStatus.of(_digest(stored), status, self._clock()) if dropped else None
         if new := sorted(dropped - self._dropped):
             self._dropped.update(new)
             event = fields_dropped(new)

@@ -325,7 +325,7 @@ ALL_KNOWN = frozenset({"none"})
 
 def kept_statuses(rig: Rig) -> list[bool]:
     """Return whether each job's status is kept in memory."""
-    return [memory.report.sent is not None for memory in rig.jobs]
+    return [memory.sent is not None for memory in rig.jobs]
 
 
 def test_status_of_a_release_without_fields_with_defaults_has_no_dropped_fields() -> None:
