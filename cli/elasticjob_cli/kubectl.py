@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from elasticjob_cli.errors import BadInput, CommandError
@@ -20,6 +22,10 @@ from elasticjob_rendezvous.protocol.text import echoed
 RESOURCE = "elasticjobs.elasticjob.dev"
 REQUEST_SECONDS = 15
 CALL_SECONDS = 60.0
+ANSWER_SECONDS = 5.0
+"""Duration of a call of kubectl after which a second one checks that the API server answers."""
+CHECK_SECONDS = 5
+"""Time limit of that check. A sign-in or a long list may take `CALL_SECONDS`."""
 Json = dict[str, Any]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -29,6 +35,16 @@ _PREFIX = re.compile(r"(error: |Error from server( \(\w+\))?: )+")
 _CHECK_ADDRESS = "check the cluster's address with `kubectl cluster-info`"
 _NO_API_SERVER = f"this is no answer of an API server: {_CHECK_ADDRESS}, and proxies on the way"
 _FORBIDDEN = "ask the cluster's administrator for this permission"
+_NETWORK = "check the cluster's address in the kubeconfig, the network and proxies on the way"
+_SILENCE = (
+    "Client.Timeout",
+    "deadline exceeded",
+    "i/o timeout",
+    "TLS handshake timeout",
+    "connection lost",
+)
+"""Signs of a server that does not answer, in kubectl's messages."""
+_AGAIN = f"try again; if it lasts, {_NETWORK}"
 _SIGN_IN = "sign in, or renew the user's credentials in the kubeconfig"
 _REMEDIES = (
     ("getting credentials", "check the exec plug-in of the user in the kubeconfig"),
@@ -42,6 +58,9 @@ _REMEDIES = (
     ("is forbidden", _FORBIDDEN),
     ("provide credentials", _SIGN_IN),
     ("Unauthorized", _SIGN_IN),
+    ("connection reset", _AGAIN),
+    ("unexpected EOF", _AGAIN),
+    *((sign, _NETWORK) for sign in _SILENCE),
     ("an error on the server", "try again; if it lasts, the API server's log has the cause"),
     ("currently unable to handle", "try again; if it lasts, check the API server and its etcd"),
 )
@@ -49,6 +68,13 @@ _REMEDIES = (
 _NO_CONTEXT = "the kubeconfig has no context {0}: `kubectl config get-contexts` lists them"
 _NO_FILE = "the kubeconfig {0} cannot be read: {1}"
 _TEXTS = (
+    (
+        re.compile(
+            r".*error when reading response body\. Please retry\. Original (?:error: )?"
+            r"(?:.*: read: )?(.*)"
+        ),
+        f"the connection to the API server broke in the middle of an answer: {{0}}; {_AGAIN}",
+    ),
     (re.compile(r'.*context was not found for specified context: "?(.*?)"?'), _NO_CONTEXT),
     (re.compile(r'.*context "(.*)" does not exist'), _NO_CONTEXT),
     (
@@ -93,6 +119,10 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadInput(f"the name of a job must be a DNS label, not {echoed(name)}")
     return name
+
+
+class NoAnswer(CommandError):
+    """API server that accepts connections, or whose address exists, and does not answer."""
 
 
 class Refused(CommandError):
@@ -170,8 +200,8 @@ class Kubectl:
 
     def attempt(self, verb: str, *arguments: str, given: str | None = None) -> Answer:
         """Run kubectl to its end, successful or not. Raises `CommandError` if it cannot run."""
-        words = (verb, *arguments, f"--request-timeout={REQUEST_SECONDS}s", *self.where())
-        return _kubectl(*words, given=given)
+        words = (verb, *arguments, f"--request-timeout={REQUEST_SECONDS}s")
+        return _kubectl(*words, where=self.where(), given=given)
 
     def where(self) -> list[str]:
         """Return kubectl's options for this cluster and namespace."""
@@ -180,27 +210,84 @@ class Kubectl:
         return where + ([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else [])
 
 
-def _kubectl(*arguments: str, given: str | None = None) -> Answer:
+def _kubectl(*arguments: str, where: Sequence[str], given: str | None) -> Answer:
+    """Run kubectl to its end. Raises `CommandError`.
+
+    Raises:
+        NoAnswer: the API server does not answer.
+    """
+    words = [*arguments, *where]
+    data = (given or "").encode(errors="replace")
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            ["kubectl", *arguments],
-            input=(given or "").encode(errors="replace"),
-            capture_output=True,
-            timeout=CALL_SECONDS,
-        )
+        with subprocess.Popen(["kubectl", *words], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            try:
+                output, errors = _communicate(process, data, where)
+            except BaseException:  # also Ctrl-C: without its end the block would wait for it
+                process.kill()
+                raise
     except FileNotFoundError as error:
         raise CommandError(
             "kubectl was not found on PATH; it is required for jobs on a cluster"
         ) from error
     except OSError as error:
         raise CommandError(f"kubectl cannot be run: {error.strerror}") from error
+    # As bytes, so that a carriage return in a log stays one.
+    text = output.decode(errors="replace")
+    if process.returncode == 0:
+        return Answer(text)
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    # The lines before the last one are warnings and klog's, unless they are errors as well.
+    found = tuple(line for line in lines[:-1] if _PREFIX.match(line)) + tuple(lines[-1:])
+    return Answer(text, found or (f"exit code {process.returncode}",))
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], data: bytes, where: Sequence[str]
+) -> tuple[bytes, bytes]:
+    """Return the output and the errors of kubectl. Raises `CommandError` without an end."""
+    try:
+        return process.communicate(data, ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        if server := _silent_server(where):
+            text = f"the API server {echoed(server)} does not answer: {_NETWORK}"
+            raise NoAnswer(text) from None
+    try:
+        return process.communicate(timeout=CALL_SECONDS - ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"kubectl did not answer within {CALL_SECONDS:.0f} s") from error
-    # As bytes, so that a carriage return in a log stays one.
-    output = done.stdout.decode(errors="replace")
-    if done.returncode == 0:
-        return Answer(output)
-    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    # The lines before the last one are warnings and klog's, unless they are errors as well.
-    errors = tuple(line for line in lines[:-1] if _PREFIX.match(line)) + tuple(lines[-1:])
-    return Answer(output, errors or (f"exit code {done.returncode}",))
+
+
+def _silent_server(where: Sequence[str]) -> str:
+    """Return the address of the API server if it does not answer; empty if it does, or is unknown.
+
+    The check has no credentials, so that no plug-in asks for them again. A refusal is an answer.
+    """
+    words = ["config", "view", "--minify", "--raw", "--flatten", "--output=json", *where]
+    try:
+        config = json.loads(_checked(words).stdout)
+        server = str(config["clusters"][0]["cluster"]["server"])
+        config["users"] = [{"name": user["name"], "user": {}} for user in config["users"] or ()]
+    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+        return ""  # no kubeconfig, as in a pod
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(config, file)
+        file.flush()
+        limit = f"--request-timeout={CHECK_SECONDS}s"
+        try:
+            done = _checked(["get", "--raw=/version", limit, f"--kubeconfig={file.name}"])
+        except OSError:
+            return ""
+        except subprocess.TimeoutExpired:
+            return server
+    said = done.stderr.decode(errors="replace")
+    return server if done.returncode and any(sign in said for sign in _SILENCE) else ""
+
+
+def _checked(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["kubectl", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=2.0 * CHECK_SECONDS,
+    )

@@ -1,12 +1,15 @@
-"""Servers that are not etcd, and a proxy that drops etcd's answers."""
+"""Servers that are not etcd, API servers with faults, and a proxy that drops etcd's answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import struct
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -88,6 +91,62 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Accept connections and send nothing."""
     while await reader.read(4096):
         pass
+
+
+_HALF_OF_AN_ANSWER = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 90000\r\n\r\n"
+    b'{"kind": "APIVersions", '
+)
+
+
+async def reset_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Reset the connection in the middle of an HTTP answer."""
+    await _half_answer(reader, writer)
+    linger = struct.pack("ii", 1, 0)  # closing then sends RST
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
+async def short_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close the connection in the middle of an HTTP answer."""
+    await _half_answer(reader, writer)
+
+
+async def stalled_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send nothing more in the middle of an HTTP answer."""
+    await _half_answer(reader, writer)
+    await silence(reader, writer)
+
+
+async def _half_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(_HALF_OF_AN_ANSWER)
+    await writer.drain()
+
+
+@contextmanager
+def serving_in_thread(handler: Handler) -> Iterator[str]:
+    """Serve as `serving` does, in a thread of its own."""
+    address: list[str] = []
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(handler) as found:
+            address.append(found)
+            ready.set()
+            await end.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(60), "the server does not start"
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+        loop.close()
 
 
 class Proxy:

@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticjob_cli.commands.cluster_reader import ClusterReader
 from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.kubectl import Kubectl
+from elasticjob_cli.kubectl import Kubectl, NoAnswer, Refused
 from elasticjob_cli.log_lines import (
     Line,
     LogOptions,
@@ -37,6 +37,10 @@ from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 LIST_SECONDS = 2.0
 """Interval between two lists of the pods."""
+END_SECONDS = 2.0
+"""Time in which a kubectl that follows a log ends at SIGTERM."""
+MAX_SILENCES = 2
+"""Number of reads of the job in a row without an answer at which following ends."""
 BATCH_SECONDS = 0.2
 """Time in which lines of several pods are collected, to merge them."""
 
@@ -75,6 +79,19 @@ def _check(errors: Mapping[str, CommandError]) -> None:
         raise CommandError("\n".join(("the logs of some pods cannot be read:", *texts)))
 
 
+def _is_deleted(error: CommandError) -> bool:
+    return isinstance(error, Refused) and error.reason == "NotFound"
+
+
+def _await_end(process: subprocess.Popen[str]) -> None:
+    """Wait for the end of a process that has SIGTERM; kill it if it ignores the signal."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class _Reader:
     """Reader of the pods' logs in batches of lines."""
 
@@ -91,6 +108,7 @@ class _Reader:
         """Error of the last read, by pod."""
         self._followed: dict[str, subprocess.Popen[str]] = {}
         self._lines: queue.SimpleQueue[Line | str] = queue.SimpleQueue()
+        self._silences = 0
         self.rounds = _rounds(job)
 
     def batches(self) -> Iterator[Iterator[Line]]:
@@ -123,7 +141,8 @@ class _Reader:
         finally:
             for process in self._followed.values():
                 process.terminate()
-                process.wait()
+            for process in self._followed.values():
+                _await_end(process)
 
     def _begun(self) -> list[str]:
         """Return the chosen pods whose container has started: others have no log."""
@@ -145,8 +164,17 @@ class _Reader:
         try:
             self._job = self._there.job(self._job.metadata.name)
             begun = self._begun()
-        except CommandError:  # deleted, or the cluster is out of reach
+        except NoAnswer as error:  # the connections of the logs are silent, too
+            self._silences += 1
+            if self._silences == MAX_SILENCES:
+                raise
+            show(f"elasticjob: {error}; trying again", err=True)
+            return False
+        except CommandError as error:  # deleted, or the cluster is out of reach
+            if not self._followed and not _is_deleted(error):
+                raise
             return not self._followed
+        self._silences = 0
         self.rounds = _rounds(self._job)
         finished = self._job.status.phase in FINISHED
         for pod in self._errors.keys() & self._last.keys() - self._followed.keys() - set(begun):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from elasticjob_operator.domain.json_object import merge_patch
-from elasticjob_operator.domain.status.events import Event, set_aside_event
+from elasticjob_operator.domain.status.events import set_aside_event
 from elasticjob_operator.domain.status.set_aside import (
     SetAside,
     SetAsideReason,
@@ -26,7 +26,6 @@ from elasticjob_operator.kubernetes.client import (
     Conflict,
     Invalid,
     Json,
-    Kind,
     NotFound,
     TooManyObjects,
 )
@@ -35,6 +34,7 @@ from elasticjob_operator.logs import of_job
 from elasticjob_operator.reconcile.job_memory import Faults, JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.plan_pass import EXPECTED
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
+from elasticjob_operator.reconcile.status_writer import EventSink, JobApi, StatusWriter
 from elasticjob_operator.reconcile.workqueue import Retry
 
 log = logging.getLogger(__name__)
@@ -49,25 +49,6 @@ MAX_EXCESSES = 2
 """Number of reconciles in a row that needed too much memory after which a job is set aside."""
 
 
-class JobApi(Protocol):
-    """Part of the Kubernetes client for jobs and their status."""
-
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
-        """Read one object. Raises `NotFound`."""
-
-    async def patch(
-        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
-    ) -> Json:
-        """Apply a merge patch; return the object. Raises `KubeError`."""
-
-
-class EventSink(Protocol):
-    """Recorder of Kubernetes events."""
-
-    def record(self, subject: Subject, found: Iterable[Event]) -> None:
-        """Post these events, asynchronously."""
-
-
 class FaultGuard:
     """Guard of all jobs. `now` is UTC; `reconcile_seconds` limits the duration of a reconcile."""
 
@@ -76,6 +57,7 @@ class FaultGuard:
         kube: JobApi,
         jobs: Jobs,
         events: EventSink,
+        writer: StatusWriter,
         now: Callable[[], datetime],
         processor_time: ProcessorTime,
         reconcile_seconds: float = RECONCILE_SECONDS,
@@ -83,6 +65,7 @@ class FaultGuard:
         self._kube = kube
         self._jobs = jobs
         self._events = events
+        self._writer = writer
         self._now = now
         self._processor_time = processor_time
         self._reconcile_seconds = reconcile_seconds
@@ -128,29 +111,31 @@ class FaultGuard:
         """Set a job aside; return the seconds until the next reconcile. Raises `KubeError`."""
         memory.faults = Faults(_generation(raw), aside=aside)
         self._events.record(Subject.of(raw), (set_aside_event(aside),))
-        return await self.keep_aside(memory.key, raw, aside)
+        return await self.keep_aside(memory, raw, aside)
 
     def aside(self, memory: JobMemory, raw: Json) -> SetAside | None:
         """Return the decision for a job that is set aside at its present generation, or None."""
         faults = memory.faults
         return faults.aside if faults.generation == _generation(raw) else None
 
-    async def keep_aside(self, key: JobKey, raw: Json, aside: SetAside) -> float | None:
+    async def keep_aside(self, memory: JobMemory, raw: Json, aside: SetAside) -> float | None:
         """Write the status of a job that is set aside, unless it is there; as `set_aside`."""
-        before = raw.get("status") or {}
-        patch = merge_patch(before, set_aside_status(raw, aside, self._now()))
+        stored = raw.get("status") or {}
+        before = self._writer.sent(memory, raw) or stored
+        status = set_aside_status({**raw, "status": before}, aside, self._now())
+        patch = merge_patch(stored, status)
         if not patch:
+            self._writer.drop(memory)
             return None
-        metadata = raw["metadata"]
-        preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        body = {"metadata": preconditions, "status": patch}
+        if status == before and not self._writer.is_due(memory):
+            return None
         try:
-            await self._kube.patch(ELASTICJOBS, key.namespace, key.name, body, subresource="status")
+            await self._writer.write(memory, raw, patch, status)
         except (Conflict, NotFound):
             return NOW_SECONDS
         except Invalid as error:
             # Kubernetes 1.29 also checks the stored spec, against the present schema.
-            log.warning("cannot write the status: %s", error, extra=of_job(key))
+            log.warning("cannot write the status: %s", error, extra=of_job(memory.key))
         return None
 
 

@@ -5,12 +5,14 @@ Only a cache: after a restart it is rebuilt, or costs one more request.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
@@ -101,6 +103,36 @@ class OwnedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SentStatus:
+    """Status of which the API server stored a part, because its CRD lacks some of the fields.
+
+    Args:
+        stored: digest of the stored part.
+        document: the whole status as JSON, a third of the size of its objects.
+        sent_at: monotonic time at which it was written.
+        unconfirmed: next status, if its write had no answer.
+    """
+
+    stored: str
+    document: bytes
+    sent_at: float
+    unconfirmed: bytes | None = None
+
+    @classmethod
+    def of(cls, stored: str, status: Json, sent_at: float) -> SentStatus:
+        return cls(stored, json.dumps(status).encode(), sent_at)
+
+    def without_answer(self, status: Json) -> SentStatus:
+        """Return the value after a write without an answer."""
+        return replace(self, unconfirmed=json.dumps(status).encode())
+
+    def content(self) -> Json:
+        """Return the whole status."""
+        found: Json = json.loads(self.document)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ReportMemory:
     """Status and events that this process wrote for a job; the reconciler replaces it.
 
@@ -171,6 +203,7 @@ class JobMemory:
 
     Args:
         seen_at: monotonic time of the first reconcile.
+        sent: last status written, if the API server dropped fields of it; its writer replaces it.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
@@ -183,6 +216,7 @@ class JobMemory:
     rendezvous: RendezvousMemory = RendezvousMemory()
     owned: OwnedMemory = OwnedMemory()
     report: ReportMemory = ReportMemory()
+    sent: SentStatus | None = None
     faults: Faults = Faults()
     refusal: Refusal | None = None
     undeletable: frozenset[str] = frozenset()

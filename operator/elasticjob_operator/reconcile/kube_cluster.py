@@ -14,6 +14,8 @@ from typing import Protocol
 
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
+from elasticjob_operator.domain.manifests.pod_rules import preemption_problem
+from elasticjob_operator.domain.manifests.resources import refuses_added_resources
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -59,6 +61,23 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
             return Obstacle.REFUSED
     return None
 
+
+def _refusal_of_pod(error: KubeError, body: Json) -> tuple[Obstacle | None, str]:
+    """Return the obstacle that an error at the creation of this pod means, as `obstacle_of`, and
+    its message."""
+    if isinstance(error, Invalid | Forbidden) and not isinstance(error, QuotaExceeded):
+        fields = [cause.field for cause in error.causes]
+        if refuses_added_resources(body, error.message, fields):
+            return Obstacle.AGENT_RESOURCES, error.message
+        problem = preemption_problem(body["spec"]) if _PREEMPTION in error.message else None
+        if problem is not None:
+            return Obstacle.TEMPLATE_INVALID, str(problem)
+    obstacle = Obstacle.TEMPLATE_INVALID if isinstance(error, Invalid) else obstacle_of(error)
+    return obstacle, error.message
+
+
+_PREEMPTION = "value of PreemptionPolicy"
+"""Part of the message with which the API server's admission refuses `preemptionPolicy`."""
 
 MAX_CONCURRENT_CALLS = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""
@@ -187,6 +206,7 @@ class KubeCluster:
         """Create a pod; store a refusal."""
         namespace, access = context.job.metadata.namespace, context.memory.owned.access
         assert access is not None
+        body: Json = {}
         try:
             pods = context.observation.observed.pods
             avoid = avoided_names(context.job.status, self._now(), pods)
@@ -198,11 +218,10 @@ class KubeCluster:
         except TemplateRefused as error:
             applied.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
         except KubeError as error:
-            template = isinstance(error, Invalid)
-            obstacle = Obstacle.TEMPLATE_INVALID if template else obstacle_of(error)
+            obstacle, message = _refusal_of_pod(error, body)
             if obstacle is None:
                 raise
-            applied.refuse(obstacle, error.message, self._now())
+            applied.refuse(obstacle, message, self._now())
         else:
             applied.actions.append(action)
             applied.created.append(raw)

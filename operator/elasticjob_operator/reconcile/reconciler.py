@@ -49,13 +49,7 @@ from elasticjob_operator.model import (
     parse_manifest,
 )
 from elasticjob_operator.reconcile.cluster import Applied
-from elasticjob_operator.reconcile.fault_guard import (
-    NOW_SECONDS,
-    RECONCILE_SECONDS,
-    EventSink,
-    FaultGuard,
-    JobApi,
-)
+from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, RECONCILE_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import (
@@ -67,6 +61,7 @@ from elasticjob_operator.reconcile.plan_pass import (
 )
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
+from elasticjob_operator.reconcile.status_writer import EventSink, JobApi, StatusWriter
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
 from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
@@ -126,10 +121,12 @@ class Reconciler:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
+        self._writer = StatusWriter(dependencies.kube, dependencies.events, dependencies.clock)
         self._guard = FaultGuard(
             dependencies.kube,
             dependencies.jobs,
             dependencies.events,
+            self._writer,
             dependencies.now,
             dependencies.processor_time,
             dependencies.reconcile_seconds,
@@ -157,12 +154,15 @@ class Reconciler:
             return self._closing_seconds(key)
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
         if (aside := self._guard.aside(memory, raw)) is not None:
-            return await self._guard.keep_aside(key, raw, aside)
+            return await self._guard.keep_aside(memory, raw, aside)
         try:
             job = parse_manifest(raw)
         except InvalidManifest as error:  # only another release accepts it
             aside = SetAside(SetAsideReason.INVALID_JOB, str(error))
             return await self._guard.set_aside(memory, raw, aside)
+        stored = job.status
+        if (sent := self._writer.sent(memory, raw)) is not None:
+            job = job.model_copy(update={"status": Status.model_validate(sent)})
         changed_at = memory.change.take()
         source = await self._source(job, memory)
         done = await run_pass(
@@ -185,7 +185,8 @@ class Reconciler:
             memory.change.restore(changed_at)
             self._record_events(job, job.status, job.status, applied)
             return SETTLING_SECONDS
-        status = await self._write_status(job, raw, memory, observed, done, changed_at)
+        before = stored if raw.get("status") else None
+        status = await self._write_status(job, raw, before, memory, observed, done, changed_at)
         if status is None:
             return NOW_SECONDS
         if applied.unfinished and applied.deleted:
@@ -290,29 +291,29 @@ class Reconciler:
         self,
         job: ElasticJob,
         raw: Json,
+        stored: Status | None,
         memory: JobMemory,
         observed: Observed,
         done: Pass,
         changed_at: float | None,
     ) -> Status | None:
-        """Write the status if it differs; return it, or None if the job has changed meanwhile."""
+        """Write the status if it differs or is due; return it, or None if the job has changed.
+
+        `stored` is that of the object; the job's may have more fields than its CRD.
+        """
         now, applied = self._dependencies.now(), done.applied
         status = next_status(job, observed, observed.rendezvous, now, done.planned.access)
         memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
-        patch = _status_patch(job.status if raw.get("status") else None, status)
+        document: Json = {}
+        patch: Json = {}
+        if stored is None or job.status != status or self._writer.is_due(memory):
+            document = _document(status)
+            patch = merge_patch(_document(stored) if stored else {}, document)
+            if not patch:
+                self._writer.drop(memory)
         if patch:
-            metadata = raw["metadata"]
-            body = {
-                "metadata": {
-                    "uid": metadata["uid"],
-                    "resourceVersion": metadata["resourceVersion"],
-                },
-                "status": patch,
-            }
             try:
-                written = await self._dependencies.kube.patch(
-                    ELASTICJOBS, metadata["namespace"], metadata["name"], body, subresource="status"
-                )
+                written = await self._writer.write(memory, raw, patch, document)
             except KubeError as error:
                 memory.change.restore(changed_at)
                 self._record_events(
@@ -393,13 +394,6 @@ def _goodput(status: Status) -> int | None:
     """Return the goodput of an unfinished job; None if it is unknown."""
     known = None if status.phase in FINISHED else status.snapshots
     return None if known is None else known.goodput_percent
-
-
-def _status_patch(before: Status | None, after: Status) -> Json:
-    """Return the merge patch between two statuses; empty if they are equal."""
-    if before == after:
-        return {}
-    return merge_patch(_document(before) if before else {}, _document(after))
 
 
 def _document(status: Status) -> Json:

@@ -365,6 +365,8 @@ CASES: dict[str, Json] = {
         {"hostNetwork": True}, {"ports": [{"containerPort": 80, "hostPort": 81}]}
     ),
     "priority": pod(priority=100),
+    "preemption policy without a class": pod(preemptionPolicy="Never"),
+    "preemption without a class": pod(preemptionPolicy="PreemptLowerPriority"),
     "scheduling gate": pod(schedulingGates=[{"name": "a b"}]),
     "host users and network": pod(hostUsers=False, hostNetwork=True),
     "stop signal without a system": trainer(lifecycle={"stopSignal": "SIGUSR1"}),

@@ -10,6 +10,7 @@ import pytest
 from elasticjob_operator.domain.manifests import owned_objects, pod
 from elasticjob_operator.domain.manifests.owned_objects import Access, access_in
 from elasticjob_operator.domain.manifests.pod import PodSettings
+from elasticjob_operator.domain.manifests.resources import refuses_added_resources
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from tests.integration.apiserver import ApiServer, Refused
 
@@ -146,6 +147,52 @@ def test_limit_range_defaults_keep_quality_of_service_class(
     larger = replace(SETTINGS, cpu="100m")
     kept = created(api_server, job_of(namespace), index=1, settings=larger)
     assert kept["status"]["qosClass"] == "Burstable"
+
+
+MIB_32, GIB_1 = {"memory": "32Mi"}, {"memory": "1Gi"}
+MIB_100, GIB_4 = {"memory": "100Mi"}, {"memory": "4Gi"}
+RATIO = {"maxLimitRequestRatio": {"memory": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("limit", "resources", "settings", "only_added"),
+    [
+        ({"max": MIB_32}, {}, SETTINGS, True),
+        ({"max": MIB_32}, {}, LIMITED, True),
+        ({"max": {"cpu": "20m"}}, {}, SETTINGS, True),
+        ({"default": MIB_32}, {}, SETTINGS, True),
+        ({"min": MIB_100}, {"requests": GIB_1}, SETTINGS, True),
+        ({"min": MIB_100}, {"limits": GIB_1}, SETTINGS, True),
+        ({"type": "Pod", "max": GIB_1}, {"limits": GIB_1}, LIMITED, True),
+        (RATIO | {"default": GIB_1}, {"limits": GIB_1}, SETTINGS, True),
+        ({"max": MIB_32}, {"limits": GIB_1}, LIMITED, False),
+        ({"max": MIB_32}, {"requests": GIB_1}, SETTINGS, False),
+        ({"max": MIB_100}, {"limits": GIB_1}, SETTINGS, False),
+        ({"min": MIB_100}, {"requests": {"memory": "64Mi"}}, SETTINGS, False),
+        ({"type": "Pod", "max": GIB_1}, {"limits": GIB_4}, LIMITED, False),
+        ({"type": "Pod", "min": GIB_4}, {}, LIMITED, False),
+        (RATIO | {"default": GIB_1}, {"requests": MIB_100, "limits": GIB_1}, LIMITED, False),
+        ({}, {"limits": {"memory": "much"}}, SETTINGS, False),
+    ],
+)  # fmt: skip
+def test_refusal_of_added_resources_alone_is_recognized(
+    api_server: ApiServer,
+    namespace: str,
+    limit: Json,
+    resources: Json,
+    settings: PodSettings,
+    only_added: bool,
+) -> None:
+    ranges = f"/api/v1/namespaces/{namespace}/limitranges"
+    limits = [{"type": "Container", **limit}]
+    post(api_server, ranges, {"metadata": {"name": "all"}, "spec": {"limits": limits}})
+    body = pod.pod(job_of(namespace, trainer={"resources": resources}), 0, 0, settings, ACCESS)
+    with pytest.raises(Refused) as refused:
+        post(api_server, f"/api/v1/namespaces/{namespace}/pods", body)
+    details = refused.value.body
+    causes = (details.get("details") or {}).get("causes") or ()
+    fields = [cause["field"] for cause in causes]
+    assert refuses_added_resources(body, details["message"], fields) is only_added, details
 
 
 WHOLE = {"limits": {"cpu": "1", "memory": "1Gi"}}

@@ -14,6 +14,7 @@ from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.model import InvalidManifest, parse_manifest
 from elasticjob_operator.model.parse import parse_strictly
 from tests.integration.apiserver import ApiServer, Refused
+from tests.integration.etcd_server import wait_until
 from tests.integration.kube_helpers import ELASTICJOBS_PATH
 from tests.integration.kubernetes.template_table import CASES
 
@@ -102,6 +103,7 @@ OTHER_PATHS = {
     "host users": "spec.hostPID",
     "host processes": "spec.shareProcessNamespace",
     "priority": "spec.priority",
+    "preemption policy without a class": "spec.preemptionPolicy",
     "overhead without a class": "spec.overhead",
 }
 """Path that validation gives, where that of the API server differs."""
@@ -125,6 +127,25 @@ def test_validation_agrees_with_api_server(api_server: ApiServer, name: str, cas
     document = manifest(case)
     found, expected = ours(document), theirs(api_server, document)
     assert agree(name, found, expected), (found, expected)
+
+
+@pytest.mark.parametrize("fields", [{"preemptionPolicy": "Never"}, {"priority": 10}])
+@pytest.mark.parametrize("policy", [True, False], ids=["run policy", "template"])
+def test_fields_of_a_named_priority_class_are_accepted(
+    api_server: ApiServer, namespace: str, fields: Json, policy: bool
+) -> None:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    polite = {"metadata": {"name": "polite"}, "value": 10, "preemptionPolicy": "Never"}
+    named = {} if policy else {"priorityClassName": "polite"}
+    document = manifest({"spec": {**fields, **named}}, namespace)
+    if policy:
+        document["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": "polite"}}
+    api_server.request("POST", classes, polite)
+    try:
+        wait_until(lambda: theirs(api_server, document) == [], "the priority class")
+    finally:
+        api_server.request("DELETE", f"{classes}/polite")
+    assert ours(document) == []
 
 
 def test_many_templates_of_either_verdict_are_compared() -> None:

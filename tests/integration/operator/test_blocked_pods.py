@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.domain.manifests.template_check import check_pods
+from elasticjob_operator.model import parse_manifest
 from tests.integration.apiserver import Refused
 from tests.integration.etcd_server import Ports, wait_until
 from tests.integration.operator.single_operator import ns, operator
@@ -46,6 +48,35 @@ def test_quota_on_pod_resources_is_reported_and_awaited(
     ns.server.request("DELETE", ns.path("resourcequotas", "none"))
     ns.await_pods("job-0", "job-1")
     ns.await_condition("PodsReady", "PodsStarting")
+
+
+@pytest.mark.parametrize("bound", [{"max": {"memory": "32Mi"}}, {"min": {"memory": "100Mi"}}])
+def test_limit_range_that_refuses_the_agent_alone_has_a_remedy(
+    ns: Namespace, bound: dict[str, Any]
+) -> None:
+    spec = {"limits": [{"type": "Container", **bound}]}
+    ns.server.request("POST", ns.path("limitranges"), {"metadata": {"name": "a"}, "spec": spec})
+    container: dict[str, Any] = {"name": "trainer", "image": "trainer:1"}
+    container["command"] = ["python3", "train.py"]
+    if "min" in bound:
+        container |= {"resources": {"requests": {"memory": "1Gi"}}}
+    ns.create_job(maxNodes=2, template={"spec": {"containers": [container]}})
+    await_refused(ns, "AgentResourcesRefused", "memory")
+    [remedy] = [said for said in ns.status()["explanation"] if "LimitRange" in said]
+    assert "or change sidecar.resources in the operator's chart" in remedy
+    assert ns.condition("Stalled")["status"] == "False"
+    ns.server.request("DELETE", ns.path("limitranges", "a"))
+    ns.await_pods("job-0", "job-1")
+
+
+def test_preemption_policy_without_a_class_is_refused_as_by_validation(ns: Namespace) -> None:
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    spec = {"containers": [container], "preemptionPolicy": "Never"}
+    ns.create_job(maxNodes=2, template={"spec": spec})
+    found = ns.await_condition("TemplateInvalid", "TemplateInvalid")
+    [problem] = check_pods(parse_manifest(ns.job()))
+    assert found["message"] == str(problem)
+    assert "spec.template.spec.preemptionPolicy: must be absent" in found["message"]
 
 
 @contextmanager

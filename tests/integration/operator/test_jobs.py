@@ -304,6 +304,28 @@ def test_pod_whose_workers_cannot_be_ended_is_replaced_on_another_machine(ns: Na
     ns.server.request("DELETE", f"/api/v1/nodes/{machine}")
 
 
+def test_pod_of_a_deleted_node_has_no_remedy_that_names_the_node(ns: Namespace) -> None:
+    machine = "rack-of-a-deleted-node"
+    ns.server.request("POST", "/api/v1/nodes", {"metadata": {"name": machine}})
+    lost = {"type": "Ready", "status": "Unknown"}
+    ns.server.patch(f"/api/v1/nodes/{machine}/status", {"status": {"conditions": [lost]}})
+    ns.create_job(maxNodes=1)
+    ns.await_pods("job-0")
+    bound = {"metadata": {"name": "job-0"}, "target": {"kind": "Node", "name": machine}}
+    ns.server.request("POST", ns.path("pods", "job-0") + "/binding", bound)
+    ns.run_pod("job-0")
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_condition("Suspended", "NodeUnreachable")
+    assert f"kubectl delete node {machine}" in ns.condition("Suspended")["message"]
+    ns.server.request("DELETE", f"/api/v1/nodes/{machine}")
+    left = (
+        f"waiting for the end of job-0: the Node {machine} was deleted: Kubernetes removes its pod "
+        "within about a minute; a resumption does not wait for them"
+    )
+    wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
+    assert not any("kubectl" in one for one in ns.status()["explanation"])
+
+
 @pytest.mark.parametrize("backend", ["Etcd", "C10d"])
 def test_job_resumed_during_its_suspension_waits_for_its_pods(ns: Namespace, backend: str) -> None:
     ns.create_job(maxNodes=2, rendezvous={"backend": backend})

@@ -85,6 +85,11 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     Obstacle.INIT: Entry("blocked by an init container", "See that init container's log"),
     Obstacle.QUOTA: Entry("", "Raise the namespace's quota, or reduce the template's requests"),
     Obstacle.REFUSED: Entry("", "Change the rejected field, or ask the owner of the policy"),
+    Obstacle.AGENT_RESOURCES: Entry(
+        "",
+        "Let the namespace's LimitRange admit the containers that the operator adds, or change "
+        "sidecar.resources in the operator's chart: the agent needs 64Mi of memory",
+    ),
     Obstacle.NAME_CONFLICT: Entry("", "Delete the object of that name, or rename the job"),
     Obstacle.TEMPLATE_INVALID: Entry("", "Suspend the job, correct spec.template and resume it"),
     Obstacle.ENDPOINT: Entry(

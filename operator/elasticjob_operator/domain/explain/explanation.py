@@ -20,6 +20,7 @@ from elasticjob_operator.domain.explain.phrases import (
     MAX_CAUSE,
     cause_text,
     clock,
+    gone_nodes_text,
     listed,
     named,
     pods_left,
@@ -134,10 +135,15 @@ def _failed_launches(status: Status, pods: list[Pod]) -> Iterator[Blocker]:
 
 
 def _transient(pods: list[Pod], per_node: bool) -> Iterator[Blocker]:
-    lost = [pod.name for pod in pods if removal_cause(pod) is PodEnd.NODE_LOST and not pod.ended]
-    if lost:
-        its = "their nodes do" if len(lost) > 1 else "its node does"
-        yield Blocker(f"{named(lost)} cannot be reached: {its} not answer")
+    away = [pod for pod in pods if removal_cause(pod) is PodEnd.NODE_LOST and not pod.ended]
+    gone = [pod for pod in away if pod.node_gone]
+    if gone:
+        yield Blocker(f"{named(pod.name for pod in gone)} cannot run: {gone_nodes_text(gone)}")
+    silent = [pod.name for pod in away if not pod.node_gone]
+    if silent:
+        its = "their nodes do" if len(silent) > 1 else "its node does"
+        yield Blocker(f"{named(silent)} cannot be reached: {its} not answer")
+    lost = [pod.name for pod in away]
     stopping = [pod.name for pod in pods if pod.terminating and pod.name not in lost]
     if stopping:
         yield Blocker(f"{named(stopping)} {_are(stopping)} being stopped")

@@ -206,9 +206,11 @@ def pods_left(pods: Iterable[Pod]) -> str:
 
     Other pods are being stopped, which needs no explanation.
     """
-    stuck, unreachable, kept = [], [], []
+    stuck, gone, unreachable, kept = [], [], [], []
     for pod in pods:
-        if pod.stuck:
+        if pod.node_gone and not pod.over:
+            gone.append(pod)
+        elif pod.stuck:
             stuck.append(_on_node(pod))
         elif is_unreachable(pod):
             unreachable.append(pod)
@@ -220,6 +222,8 @@ def pods_left(pods: Iterable[Pod]) -> str:
             f"the workers of {named(stuck)} cannot be ended before their disk answers or the "
             "machine restarts"
         )
+    if gone:
+        clauses.append(gone_nodes_text(gone))
     if unreachable:
         places = named(map(_on_node, unreachable))
         clauses.append(f"the kubelet of {places} does not answer ({_removal(unreachable)})")
@@ -230,12 +234,22 @@ def pods_left(pods: Iterable[Pod]) -> str:
     return "; ".join([*clauses, "a resumption does not wait for them"] if clauses else [])
 
 
+def gone_nodes_text(pods: Sequence[Pod]) -> str:
+    """Return the clause for pods whose Nodes were deleted: Kubernetes deletes them, too."""
+    nodes = sorted({pod.node for pod in pods if pod.node}, key=natural_order)
+    subject = f"the Node {nodes[0]}" if len(nodes) == 1 else f"the Nodes {named(nodes)}"
+    its = "its pod" if len(pods) == 1 else "their pods" if len(nodes) > 1 else "its pods"
+    verb = _were(len(nodes) > 1)
+    return f"{subject} {verb} deleted: Kubernetes removes {its} within about a minute"
+
+
 def is_unreachable(pod: Pod) -> bool:
     """Return True if a pod stays because the kubelet of its machine does not answer.
 
     The API server removes a pod that has ended without the kubelet.
     """
-    return not pod.stuck and not pod.over and pod.node_state is NodeState.NOT_READY
+    there = not pod.stuck and not pod.over and not pod.node_gone
+    return there and pod.node_state is NodeState.NOT_READY
 
 
 def _on_node(pod: Pod) -> str:

@@ -31,6 +31,10 @@ def check_pods(job: ElasticJob) -> list[Problem]:
     if unpaired := list(_unpaired(document, ())):
         return unpaired  # such a text can be neither sent nor measured
     template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
+    policy = job.spec.run_policy.scheduling_policy
+    wanted = policy.priority_class if policy is not None else None
+    if wanted and not template["spec"].get("priorityClassName"):
+        template["spec"]["priorityClassName"] = wanted
     metadata = {"labels": job.metadata.labels, "annotations": job.metadata.annotations}
     found = [
         *_size(job),

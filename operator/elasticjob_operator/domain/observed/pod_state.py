@@ -238,6 +238,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     started = running(found)
     waits = not has_ended and not started
     trouble = _obstacle(raw, found) if waits else None
+    node_gone = _is_node_gone(raw, found, nodes)
     return Pod(
         index=index,
         name=metadata["name"],
@@ -248,7 +249,8 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         terminating=terminating,
         disruption=one_line(disrupted.get("reason") or DISRUPTED) if is_disrupted else "",
         node=raw["spec"].get("nodeName") or None,
-        node_state=_node_state(raw, found, nodes),
+        node_state=NodeState.NOT_READY if node_gone else _node_state(raw, nodes),
+        node_gone=node_gone,
         launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
         obstacle=trouble.obstacle if trouble else None,
         obstacle_message=printable(trouble.message) if trouble else "",
@@ -307,15 +309,22 @@ def _condition(status: Raw, kind: str) -> Raw:
     return {}
 
 
-def _node_state(raw: Raw, trainer: Raw | None, nodes: Mapping[str, Node] | None) -> NodeState:
-    name = raw["spec"].get("nodeName")
-    if not name or nodes is None:
-        return NodeState.READY
-    node = nodes.get(name)
-    if node is None:
-        # Deleted if the trainer has run there; otherwise perhaps too new for the informer cache.
-        return NodeState.NOT_READY if running(trainer) or ended(trainer) else NodeState.READY
-    return state_for_pod(node, raw["spec"].get("tolerations") or ())
+def _is_node_gone(raw: Raw, trainer: Raw | None, nodes: Mapping[str, Node] | None) -> bool:
+    """Return True if the pod's Node was deleted.
+
+    A Node without a trainer that has run there may be too new for the informer cache.
+    """
+    name, ran = raw["spec"].get("nodeName"), running(trainer) or ended(trainer)
+    return bool(name and ran) and nodes is not None and name not in nodes
+
+
+def _node_state(raw: Raw, nodes: Mapping[str, Node] | None) -> NodeState:
+    node = (nodes or {}).get(raw["spec"].get("nodeName") or "")
+    return (
+        NodeState.READY
+        if node is None
+        else state_for_pod(node, raw["spec"].get("tolerations") or ())
+    )
 
 
 def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:

@@ -171,6 +171,7 @@ class Obstacle(StrEnum):
     INIT = "InitFailed"
     QUOTA = "QuotaExceeded"
     REFUSED = "CreationRefused"
+    AGENT_RESOURCES = "AgentResourcesRefused"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
@@ -193,6 +194,7 @@ class Pod:
         disruption: the cluster's reason to remove it (evicted, preempted, a taint), as reported.
         ready: True if its launcher runs and its lease exists.
         node: name of the machine, None before it is scheduled.
+        node_gone: True if the machine's Node object was deleted; its state is then NotReady.
         launcher_since: UTC time from which its launcher runs, None while it does not.
         obstacle, obstacle_message: obstacle to running the launcher, if known.
         preparing: True if its machine pulls images, creates containers or runs init containers, so
@@ -221,6 +223,7 @@ class Pod:
     disruption: str = ""
     node: str | None = None
     node_state: NodeState = NodeState.READY
+    node_gone: bool = False
     launcher_since: datetime | None = None
     obstacle: Obstacle | None = None
     obstacle_message: str = ""

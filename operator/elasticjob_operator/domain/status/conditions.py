@@ -175,6 +175,7 @@ def _torchrun_hint(job: ElasticJob, view: RendezvousView, launch: LaunchStatus |
 _OF_CREATION = (
     Obstacle.QUOTA,
     Obstacle.REFUSED,
+    Obstacle.AGENT_RESOURCES,
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,

@@ -159,6 +159,16 @@ def labels_lost(pod: Pod) -> Event:
     return Event(EventType.WARNING, "LabelsLost", "; ".join(lost_label_sentences([pod])))
 
 
+def fields_dropped(fields: Iterable[str]) -> Event:
+    """Return the event for fields of the status that the CRD of the cluster lacks."""
+    names = ", ".join(f"status.{field}" for field in fields)
+    message = (
+        f"the CRD of ElasticJob is older than the operator and lacks {names}: "
+        "apply crds/elasticjobs.elasticjob.dev.yaml of the operator's release"
+    )
+    return Event(EventType.WARNING, "StatusFieldsDropped", message)
+
+
 def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
     """Return events for pods that the API server refuses to delete; `kept` maps names to error
     messages."""

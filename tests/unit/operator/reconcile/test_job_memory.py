@@ -18,6 +18,7 @@ WRITERS = {
     },
     "owned": {"reconcile/owned_objects.py"},
     "report": {"reconcile/reconciler.py"},
+    "sent": {"reconcile/status_writer.py"},
     "refusal": {"reconcile/reconciler.py"},
     "deleted_at": {"reconcile/reconciler.py"},
     "undeletable": {"reconcile/kube_cluster.py"},

@@ -48,6 +48,7 @@ from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, 
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
+from elasticjob_operator.reconcile.status_writer import RESEND_SECONDS
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
 from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
@@ -73,14 +74,16 @@ MADE = CreatePod(0, "job-0", 1)
 
 @dataclass
 class Api:
-    """API server with one job; `error` fails its status updates."""
+    """API server with one job; `error` fails its status updates, `lost` is their lost answer."""
 
     error: KubeError | None = None
+    lost: KubeError | None = None
     status: Json = field(default_factory=dict)
     deleted: bool = False
     generation: int = 3
     spec: Json = field(default_factory=dict)
     writes: list[Json] = field(default_factory=list)
+    unknown: frozenset[str] = frozenset()  # fields of the status that its CRD lacks
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if self.deleted:
@@ -97,7 +100,25 @@ class Api:
         if self.error is not None:
             raise self.error
         self.writes.append(body)
-        return {"metadata": {"resourceVersion": "8"}}
+        if not self.unknown:
+            return {"metadata": {"resourceVersion": "8"}}
+        merged = merged_with(self.status, body["status"])
+        self.status = {key: value for key, value in merged.items() if key not in self.unknown}
+        if self.lost is not None:
+            raise self.lost
+        return {"metadata": {"resourceVersion": "8"}, "status": self.status}
+
+
+def merged_with(document: Json, patch: Json) -> Json:
+    """Apply a merge patch (RFC 7386)."""
+    found = {key: value for key, value in document.items() if key not in patch}
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            old = document.get(key)
+            found[key] = merged_with(old if isinstance(old, dict) else {}, value)
+        elif value is not None:
+            found[key] = value
+    return found
 
 
 @dataclass
@@ -282,6 +303,144 @@ def test_events_of_a_status_are_posted_once_although_its_answer_was_lost(written
         rig.reconcile()
         rig.api.status = document
     assert [rig.recorder.posted.count(reason) for reason in ("RoundFinal", "Running")] == [1, 1]
+
+
+def test_status_without_the_fields_that_its_crd_lacks_is_written_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"launch", "wantedNodes"})
+    for _ in range(3):
+        rig.reconcile()
+    assert len(rig.api.writes) == 1
+    assert "wantedNodes" not in rig.api.status
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+    assert rig.recorder.posted.count("LaunchDecided") == 1
+    [warning] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "lacks status.launch, status.wantedNodes: apply crds/" in warning
+
+
+ALL_KNOWN = frozenset({"none"})
+
+
+def kept_statuses(rig: Rig) -> list[bool]:
+    """Return whether each job's status is kept in memory."""
+    return [memory.sent is not None for memory in rig.jobs]
+
+
+def test_status_of_a_release_without_fields_with_defaults_has_no_dropped_fields() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.reconcile()
+    del rig.api.status["rendezvous"]["heldBack"], rig.api.status["restarts"]
+    rig.api.generation += 1
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert "StatusFieldsDropped" not in rig.recorder.posted
+    assert kept_statuses(rig) == [False]
+
+
+def test_status_of_a_corrected_job_has_no_dropped_fields() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.api.spec = {"minNodes": "many"}
+    rig.reconcile()
+    assert "members" not in rig.api.status
+    rig.api.spec, rig.api.generation = {}, 4
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert "StatusFieldsDropped" not in rig.recorder.posted
+    assert kept_statuses(rig) == [False]
+
+
+def test_dropped_fields_are_found_although_the_status_lacks_fields_with_defaults() -> None:
+    rig = Rig()
+    rig.api.unknown = ALL_KNOWN
+    rig.reconcile()
+    del rig.api.status["rendezvous"]["heldBack"]
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.api.status["wantedNodes"] = 7
+    rig.reconcile()
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+    assert kept_statuses(rig) == [True]
+
+
+def test_field_that_the_crd_has_again_is_written_with_the_next_change() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.reconcile()
+    rig.api.unknown = frozenset({"none"})
+    rig.api.generation += 1
+    rig.reconcile()
+    assert rig.api.status["wantedNodes"] == 4
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+
+
+@pytest.mark.parametrize("spec", [{}, {"minNodes": "many"}], ids=["quiet", "set aside"])
+def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec: Json) -> None:
+    rig = Rig()
+    rig.api.unknown, rig.api.spec = frozenset({"explanation"}), spec
+    rig.reconcile()
+    rig.api.unknown = ALL_KNOWN
+    for rig.time in (RESEND_SECONDS - 1, RESEND_SECONDS, 2 * RESEND_SECONDS):
+        posted = [*rig.recorder.posted]
+        rig.reconcile()
+        assert {*rig.recorder.posted[len(posted) :]} <= {"PodsCreated"}
+        assert ("explanation" in rig.api.status) is (rig.time >= RESEND_SECONDS)
+    assert len(rig.api.writes) == 2
+    assert kept_statuses(rig) == [False]
+
+
+def test_unchanged_status_is_sent_once_per_interval_while_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"explanation"})
+    for rig.time in (0.0, RESEND_SECONDS, RESEND_SECONDS + 1, 2 * RESEND_SECONDS):
+        rig.reconcile()
+    assert len(rig.api.writes) == 3
+    assert rig.api.writes[1]["status"] == rig.api.writes[2]["status"]
+    assert [*rig.api.writes[1]["status"]] == ["explanation"]
+    assert rig.recorder.posted.count("StatusFieldsDropped") == 1
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+def test_dropped_fields_are_kept_although_the_answer_to_their_write_was_lost(stored: bool) -> None:
+    rig = Rig()
+    rig.applier.seconds = 2.0  # so that a start time set anew would differ
+    rig.api.unknown = frozenset({"startTime"})
+    rig.reconcile()
+    rig.api.generation += 1
+    no_answer = Unreachable("patch", "no answer")
+    rig.api.error, rig.api.lost = (None, no_answer) if stored else (no_answer, None)
+    with pytest.raises(Retry):
+        rig.reconcile()
+    rig.api.error = rig.api.lost = None
+    for rig.api.generation in (4, 4, 5):
+        rig.reconcile()
+    assert len(rig.api.writes) == 3
+    assert len({write["status"]["startTime"] for write in rig.api.writes}) == 1
+    assert rig.api.status["observedGeneration"] == 5
+
+
+def test_status_that_another_writer_changed_is_written_again_although_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"wantedNodes"})
+    rig.reconcile()
+    rig.api.status = {**rig.api.status, "restarts": 7}
+    rig.reconcile()
+    assert len(rig.api.writes) == 2
+    assert rig.api.status["restarts"] == 0
+
+
+def test_status_of_a_job_set_aside_is_written_once_although_fields_are_dropped() -> None:
+    rig = Rig()
+    rig.api.unknown = frozenset({"explanation"})
+    rig.api.spec = {"minNodes": "many"}
+    for _ in range(3):
+        rig.reconcile()
+    assert len(rig.api.writes) == 1
 
 
 def test_job_with_a_refused_store_is_observed_without_it() -> None:

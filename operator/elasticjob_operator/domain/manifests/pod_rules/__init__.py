@@ -14,11 +14,15 @@ from elasticjob_operator.domain.manifests.pod_rules.containers import container_
 from elasticjob_operator.domain.manifests.pod_rules.fields import Field
 from elasticjob_operator.domain.manifests.pod_rules.kubelet import kubelet_faults
 from elasticjob_operator.domain.manifests.pod_rules.placement import placement_faults
-from elasticjob_operator.domain.manifests.pod_rules.pod_spec import metadata_faults, pod_faults
+from elasticjob_operator.domain.manifests.pod_rules.pod_spec import (
+    metadata_faults,
+    pod_faults,
+    preemption_faults,
+)
 from elasticjob_operator.domain.manifests.pod_rules.volumes import volume_faults
 from elasticjob_operator.model.problems import Problem
 
-__all__ = ["metadata_problems", "pod_problems"]
+__all__ = ["metadata_problems", "pod_problems", "preemption_problem"]
 
 
 def metadata_problems(metadata: Json) -> Iterator[Problem]:
@@ -44,3 +48,9 @@ def pod_problems(template: Json, grace_seconds: int) -> Iterator[Problem]:
     ):
         for location, message in faults:
             yield Problem.at(location, message)
+
+
+def preemption_problem(spec: Json) -> Problem | None:
+    """Return the problem of a pod spec's preemption policy that the API server has refused."""
+    faults = preemption_faults(Field(spec, ("spec", "template", "spec")))
+    return next((Problem.at(location, message) for location, message in faults), None)

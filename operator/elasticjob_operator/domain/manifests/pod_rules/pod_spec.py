@@ -44,6 +44,7 @@ def pod_faults(pod: Field) -> Iterator[Fault]:
             yield from DNS_SUBDOMAIN.faults(spec.child(name))
     if spec.child("priority").value and not spec.child("priorityClassName").value:
         yield spec.child("priority").fault("must be absent: priorityClassName sets the priority")
+    yield from preemption_faults(spec)
     system = spec.child("os", "name")
     if system.value not in (None, "linux"):
         yield system.fault("must be linux: so are the launcher and the agent")
@@ -66,6 +67,19 @@ def pod_faults(pod: Field) -> Iterator[Fault]:
     if spec.child("overhead").value and not spec.child("runtimeClassName").value:
         yield spec.child("overhead").fault(
             "must be absent without runtimeClassName: only the class of a runtime has an overhead"
+        )
+
+
+def preemption_faults(spec: Field) -> Iterator[Fault]:
+    """Yield the fault of a preemption policy without a class that has it.
+
+    The API server accepts it only if the cluster's default class has the same policy.
+    """
+    policy = spec.child("preemptionPolicy")
+    if policy.value == "Never" and not spec.child("priorityClassName").value:
+        yield policy.fault(
+            "must be absent without priorityClassName: a priority class sets it; name one with "
+            "preemptionPolicy Never"
         )
 
 

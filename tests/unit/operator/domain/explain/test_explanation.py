@@ -570,6 +570,18 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "round 1: job-2 (node-2): it disappeared without reporting an error, for example because "
         "its node was lost. Check that machine; no restart is charged.",
     ),
+    "its Node was deleted": (
+        observed(
+            *running(2),
+            replace(pod(2).on(NodeState.NOT_READY).get(), node_gone=True),
+            view=forming(LOST, {"job-0": "waiting", "job-1": "waiting"}),
+        ),
+        "Between two rounds, because job-2's node was lost: 2 of 3 nodes have joined (at least 2 "
+        "are needed); job-2 cannot run: the Node node-2 was deleted: Kubernetes removes its pod "
+        "within about a minute. Latest failure, in round 1: job-2 (node-2): it disappeared without "
+        "reporting an error, for example because its node was lost. Check that machine; no "
+        "restart is charged.",
+    ),
     "its pod has ended": (
         observed(*running(2), view=forming(LOST, {"job-0": "waiting", "job-1": "waiting"})),
         "Between two rounds, because job-2 was lost: 2 of 3 nodes have joined (at least 2 are "
@@ -753,6 +765,21 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "`kubectl delete pod job-1 --force`); the kubelet or a finalizer keeps job-2, whose "
         "containers have ended; a resumption does not wait for them. job-0 on node-0 was given up: "
         "process 7 waits.",
+    ),
+    "being suspended, with pods of deleted Nodes": (
+        observed(
+            *(
+                replace(pod(index).terminating().on(NodeState.NOT_READY).get(), node_gone=True)
+                for index in range(2)
+            ),
+            pod(2).terminating().on(NodeState.NOT_READY).get(),
+        ),
+        {"runPolicy": {"suspend": True}},
+        "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
+        "job-0, job-1 and job-2 are still being stopped: the Nodes node-0 and node-1 were deleted: "
+        "Kubernetes removes their pods within about a minute; the kubelet of job-2 on node-2 "
+        "does not answer (once the machine is known to be off, run `kubectl delete node node-2` or "
+        "`kubectl delete pod job-2 --force`); a resumption does not wait for them.",
     ),
 }
 

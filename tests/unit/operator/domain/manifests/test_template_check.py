@@ -77,6 +77,16 @@ def test_refusals_of_the_builder_are_found() -> None:
     assert f"{POD}.priorityClassName" in found({"priorityClassName": "low"}, runPolicy=policy)
 
 
+@pytest.mark.parametrize("named", [{}, {"priorityClassName": ""}], ids=["absent", "empty"])
+@pytest.mark.parametrize("field", [{"preemptionPolicy": "Never"}, {"priority": 10}])
+def test_priority_class_of_the_run_policy_counts_without_one_in_the_template(
+    named: Json, field: Json
+) -> None:
+    policy = {"schedulingPolicy": {"priorityClass": "polite"}}
+    assert found({**named, **field}, runPolicy=policy) == {}
+    assert [*found({**named, **field})] == [f"{POD}.{next(iter(field))}"]
+
+
 def test_message_names_the_volumes_that_exist() -> None:
     spec = {"volumes": [{"name": "data"}, {"name": "cache"}]}
     mounts = {"volumeMounts": [{"name": "dat", "mountPath": "/data"}]}

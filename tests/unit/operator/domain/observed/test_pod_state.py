@@ -684,9 +684,15 @@ def test_temporarily_tolerated_taint_counts() -> None:
 
 
 def test_missing_node_is_lost_once_the_trainer_ran_on_it() -> None:
-    assert read(RawPod().ready(), {}).node_state is NodeState.NOT_READY
-    assert read(RawPod().starting(), {}).node_state is NodeState.READY
-    assert read(RawPod(), {}).node_state is NodeState.READY
+    gone = read(RawPod().ready(), {})
+    assert (gone.node_state, gone.node_gone) == (NodeState.NOT_READY, True)
+    for pod in (read(RawPod().starting(), {}), read(RawPod(), {})):
+        assert (pod.node_state, pod.node_gone) == (NodeState.READY, False)
+
+
+def test_unready_node_is_not_gone() -> None:
+    found = read(RawPod().ready(), {"node-a": parse_node(node(ready="Unknown"))})
+    assert (found.node_state, found.node_gone) == (NodeState.NOT_READY, False)
 
 
 def test_unreadable_nodes_are_assumed_ready() -> None:

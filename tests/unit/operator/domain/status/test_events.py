@@ -47,7 +47,7 @@ from elasticjob_operator.model.status import (
     Status,
     StopStatus,
 )
-from elasticjob_operator.model.types import Phase
+from elasticjob_operator.model.types import ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
@@ -453,6 +453,17 @@ def test_stop_without_training_replaces_the_report_on_an_earlier_stop() -> None:
     assert status.last_stop == StopStatus(
         reason=StopReason.SUSPENDED, result=SaveResult.NOT_TRAINING
     )
+
+
+def test_pod_of_a_deleted_node_has_no_event_with_a_remedy() -> None:
+    before = Status(phase=Phase.SUSPENDING)
+    a_job = job(before, maxNodes=2, runPolicy={"suspend": True})
+    here = observed(replace(pod(1).terminating().on(NodeState.NOT_READY).get(), node_gone=True))
+    after = next_status(a_job, here, here.rendezvous, NOW)
+    assert not any("Unreach" in one.reason for one in job_events(before, after, ()))
+    [condition] = [one for one in after.conditions if one.type is ConditionType.SUSPENDED]
+    assert "the Node node-1 was deleted" in condition.message
+    assert "kubectl" not in condition.message
 
 
 def test_pod_on_an_unreachable_machine_has_one_event_with_its_remedy() -> None:

@@ -1,0 +1,76 @@
+"""Operator on an API server whose CRD lacks fields of the status that the operator writes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.apiserver import CRD, ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
+from tests.integration.operator.test_status_writes import quiet
+from tests.integration.operator_rig import Namespace, Operator, alone_in
+
+Json = dict[str, Any]
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
+WRITES = "elasticjob_status_writes_total"
+
+
+def define(server: ApiServer, namespace: str, definition: Json, *, complete: bool) -> None:
+    """Replace the CRD; return once the server keeps the fields of its schema."""
+    present = server.request("GET", DEFINITION)
+    server.request("PUT", DEFINITION, {**present, "spec": definition["spec"]})
+    path = ELASTICJOBS_PATH.format(namespace)
+    name = f"probe-{int(complete)}"
+    server.request("POST", path, elasticjob(name))
+
+    def is_served() -> bool:
+        # Another value each time: the answer to an unchanged object may be that of the old schema.
+        status = {"wantedNodes": time.time_ns() % 1000 + 1, "restarts": time.time_ns() % 1000}
+        written = server.patch(f"{path}/{name}/status", {"status": status})
+        return ("wantedNodes" in (written.get("status") or {})) == complete
+
+    wait_until(is_served, "the changed CRD")
+    server.request("DELETE", f"{path}/{name}")
+
+
+@pytest.fixture
+def older_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
+    definition = yaml.safe_load(CRD.read_text())
+    older = copy.deepcopy(definition)
+    status = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    del status["properties"]["wantedNodes"]
+    del status["properties"]["pods"]["properties"]["desired"]
+    try:
+        define(api_server, namespace, older, complete=False)
+        yield
+    finally:
+        define(api_server, namespace, definition, complete=True)
+
+
+def test_status_with_dropped_fields_is_written_once_and_reported_once(
+    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, older_crd: None
+) -> None:
+    options, ns = alone_in(namespace), Namespace(api_server, namespace)
+    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as operator:
+        ns.create_job(maxNodes=2, nodes=2)
+        ns.await_pods("job-0", "job-1")
+        ns.await_status(pods=2)
+        before = quiet(operator, WRITES)
+        for number in range(3):  # each causes a reconcile, and changes nothing in the status
+            ns.patch_job({"metadata": {"labels": {"number": str(number)}}})
+            quiet(operator, "elasticjob_reconcile_seconds_count")
+        assert operator.metric(WRITES) == before
+        assert "wantedNodes" not in ns.status()
+        ns.scale(1)
+        # Events are posted in the order of their causes: this one follows the status of the scale.
+        ns.await_event("PodsDeleted", "deleted job-1: more than wanted; had not started")
+        [event] = [one for one in ns.all("events") if one["reason"] == "StatusFieldsDropped"]
+        assert event.get("series") is None, "a repeated event counts in the series of the first"
+        assert "lacks status.pods.desired, status.wantedNodes: apply crds/" in event["note"]
