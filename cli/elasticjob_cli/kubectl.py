@@ -25,7 +25,7 @@ CALL_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """Duration of a call of kubectl after which a second one checks that the API server answers."""
 CHECK_SECONDS = 5
-"""Time limit of that check. Whoever must sign in, or reads a long list, has `CALL_SECONDS`."""
+"""Time limit of that check. A sign-in and a long list have `CALL_SECONDS`."""
 Json = dict[str, Any]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -59,7 +59,7 @@ FOREIGN = {
     "Linux": {"model name", "permission denied"},
     "kube-scheduler": {"nodes are available: "},
     "kubelet": {"The node was low on resource", "The node had condition"},
-    "kube-apiserver": {"exceeded quota:", "status unknown for quota:"},
+    "kube-apiserver": {"exceeded quota:", "status unknown for quota:", "value of PreemptionPolicy"},
     "kubectl": {
         "was refused",
         "no such host",
@@ -71,6 +71,12 @@ FOREIGN = {
         "unexpected end of JSON input",
         "an error on the server",
         "currently unable to handle",
+        "connection reset",
+        "unexpected EOF",
+        "deadline exceeded",
+        "i/o timeout",
+        "TLS handshake timeout",
+        "connection lost",
     },
     "gRPC": {
         "failed to connect to all addresses",

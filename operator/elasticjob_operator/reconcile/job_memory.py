@@ -127,7 +127,6 @@ class ReportMemory:
         posted: True once this process has posted events for the job; a predecessor may have died
             before posting its own.
         unlabelled: uids of pods whose lost labels were reported.
-        sent: last status written, if the API server dropped fields of it.
     """
 
     version: str = ""
@@ -136,7 +135,6 @@ class ReportMemory:
     unanswered: Status | None = None
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
-    sent: SentStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +188,7 @@ class JobMemory:
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
+        sent: last status written, if the API server dropped fields of it; `StatusWriter` sets it.
     """
 
     key: JobKey
@@ -203,6 +202,7 @@ class JobMemory:
     refusal: Refusal | None = None
     undeletable: frozenset[str] = frozenset()
     deleted_at: float | None = None
+    sent: SentStatus | None = None
     change: PendingChange = field(default_factory=PendingChange)
 
 

@@ -309,8 +309,8 @@ class Reconciler:
         if stored is None or job.status != status:
             document = _document(status)
             patch = merge_patch(_document(stored) if stored else {}, document)
-            if not patch:  # the object has all of it
-                memory.report = replace(memory.report, sent=None)
+            if not patch:
+                self._writer.forget(memory)
         if patch:
             try:
                 written = await self._writer.write(memory, raw, patch, document)

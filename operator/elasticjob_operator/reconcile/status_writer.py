@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from hashlib import sha256
 from typing import Protocol
 
@@ -54,9 +53,13 @@ class StatusWriter:
     def sent(self, memory: JobMemory, raw: Json) -> Json | None:
         """Return the status that this process wrote last, if the object has the stored part of it;
         None if it has all of it, or another status."""
-        sent = memory.report.sent
+        sent = memory.sent
         known = sent is not None and sent.stored == _digest(raw.get("status"))
         return sent.document if sent is not None and known else None
+
+    def forget(self, memory: JobMemory) -> None:
+        """Drop the status that was written last: the object has all of another one."""
+        memory.sent = None
 
     async def write(self, memory: JobMemory, raw: Json, patch: Json, status: Json) -> Json:
         """Write the patch to `status`, the complete new one; return the object.
@@ -75,11 +78,11 @@ class StatusWriter:
         return written
 
     def _compare(self, memory: JobMemory, raw: Json, status: Json, written: Json) -> None:
-        """Remember the status if the API server has dropped fields of it."""
+        """Keep the status if the API server has dropped fields of it."""
         stored = written.get("status")
         dropped = set(dropped_fields(status, stored)) if isinstance(stored, dict) else set()
         sent = SentStatus(_digest(stored), status) if dropped else None
-        memory.report = replace(memory.report, sent=sent)
+        memory.sent = sent
         if new := sorted(dropped - self._dropped):
             self._dropped.update(new)
             event = fields_dropped(new)

@@ -126,8 +126,9 @@ def _is_of_added(found: re.Match[str], own: list[Json], others: list[Json]) -> b
     if found["of"] == "Container":
         return value in _values(own, kind, resource) - _values(others, kind, resource)
     agent = _values([one for one in own if one["name"] == AGENT_CONTAINER], kind, resource)
-    known = value is not None and bound is not None
-    return known and found["side"] == "maximum" and any(value - one <= bound for one in agent)
+    if value is None or bound is None or found["side"] != "maximum":
+        return False
+    return any(value - one <= bound for one in agent)
 
 
 def _values(containers: list[Json], kind: str, resource: str) -> set[Decimal]:

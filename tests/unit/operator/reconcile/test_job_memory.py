@@ -20,6 +20,7 @@ WRITERS = {
     "report": {"reconcile/reconciler.py"},
     "refusal": {"reconcile/reconciler.py"},
     "deleted_at": {"reconcile/reconciler.py"},
+    "sent": {"reconcile/status_writer.py"},
     "undeletable": {"reconcile/kube_cluster.py"},
     "faults": {"reconcile/fault_guard.py"},
 }
