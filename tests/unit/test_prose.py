@@ -72,7 +72,6 @@ FOREIGN = {
         "an error on the server",
         "currently unable to handle",
         "connection reset",
-        "unexpected EOF",
         "deadline exceeded",
         "i/o timeout",
         "TLS handshake timeout",
