@@ -270,16 +270,16 @@ def _silent_server(where: Sequence[str]) -> str:
         config["users"] = [{"name": user["name"], "user": {}} for user in config["users"] or ()]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
         return ""  # no kubeconfig, as in a pod
-    with NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(config, file)
-        file.flush()
-        limit = f"--request-timeout={CHECK_SECONDS}s"
-        try:
+    limit = f"--request-timeout={CHECK_SECONDS}s"
+    try:
+        with NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(config, file)
+            file.flush()
             done = _checked(["get", "--raw=/version", limit, f"--kubeconfig={file.name}"])
-        except OSError:
-            return ""
-        except subprocess.TimeoutExpired:
-            return server
+    except OSError:  # no writable folder for temporary files
+        return ""
+    except subprocess.TimeoutExpired:
+        return server
     said = done.stderr.decode(errors="replace")
     return server if done.returncode and any(sign in said for sign in _SILENCE) else ""
 
