@@ -25,7 +25,7 @@ CALL_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
 """Duration of a call of kubectl after which a second one checks that the API server answers."""
 CHECK_SECONDS = 5
-"""Time limit of that check. A sign-in or a long list may take `CALL_SECONDS`."""
+"""Time limit of that check. A sign-in and a long list have `CALL_SECONDS`."""
 Json = dict[str, Any]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -270,16 +270,16 @@ def _silent_server(where: Sequence[str]) -> str:
         config["users"] = [{"name": user["name"], "user": {}} for user in config["users"] or ()]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
         return ""  # no kubeconfig, as in a pod
-    with NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(config, file)
-        file.flush()
-        limit = f"--request-timeout={CHECK_SECONDS}s"
-        try:
+    limit = f"--request-timeout={CHECK_SECONDS}s"
+    try:
+        with NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(config, file)
+            file.flush()
             done = _checked(["get", "--raw=/version", limit, f"--kubeconfig={file.name}"])
-        except OSError:
-            return ""
-        except subprocess.TimeoutExpired:
-            return server
+    except OSError:  # no writable folder for temporary files
+        return ""
+    except subprocess.TimeoutExpired:
+        return server
     said = done.stderr.decode(errors="replace")
     return server if done.returncode and any(sign in said for sign in _SILENCE) else ""
 

@@ -59,11 +59,7 @@ FOREIGN = {
     "Linux": {"model name", "permission denied"},
     "kube-scheduler": {"nodes are available: "},
     "kubelet": {"The node was low on resource", "The node had condition"},
-    "kube-apiserver": {
-        "exceeded quota:",
-        "status unknown for quota:",
-        "value of PreemptionPolicy",
-    },
+    "kube-apiserver": {"exceeded quota:", "status unknown for quota:", "value of PreemptionPolicy"},
     "kubectl": {
         "was refused",
         "no such host",
@@ -76,10 +72,10 @@ FOREIGN = {
         "an error on the server",
         "currently unable to handle",
         "connection reset",
-        "connection lost",
         "deadline exceeded",
         "i/o timeout",
         "TLS handshake timeout",
+        "connection lost",
     },
     "gRPC": {
         "failed to connect to all addresses",

@@ -125,7 +125,7 @@ class FaultGuard:
         status = set_aside_status({**raw, "status": before}, aside, self._now())
         patch = merge_patch(stored, status)
         if not patch:
-            self._writer.drop(memory)
+            self._writer.forget(memory)
             return None
         if status == before and not self._writer.is_due(memory):
             return None

@@ -203,10 +203,10 @@ class JobMemory:
 
     Args:
         seen_at: monotonic time of the first reconcile.
-        sent: last status written, if the API server dropped fields of it; its writer replaces it.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
+        sent: last status written, if the API server dropped fields of it; `StatusWriter` sets it.
     """
 
     key: JobKey
@@ -216,11 +216,11 @@ class JobMemory:
     rendezvous: RendezvousMemory = RendezvousMemory()
     owned: OwnedMemory = OwnedMemory()
     report: ReportMemory = ReportMemory()
-    sent: SentStatus | None = None
     faults: Faults = Faults()
     refusal: Refusal | None = None
     undeletable: frozenset[str] = frozenset()
     deleted_at: float | None = None
+    sent: SentStatus | None = None
     change: PendingChange = field(default_factory=PendingChange)
 
 

@@ -310,7 +310,7 @@ class Reconciler:
             document = _document(status)
             patch = merge_patch(_document(stored) if stored else {}, document)
             if not patch:
-                self._writer.drop(memory)
+                self._writer.forget(memory)
         if patch:
             try:
                 written = await self._writer.write(memory, raw, patch, document)

@@ -75,7 +75,7 @@ class StatusWriter:
         memory.sent = SentStatus.of(digest, status, sent.sent_at)
         return status
 
-    def drop(self, memory: JobMemory) -> None:
+    def forget(self, memory: JobMemory) -> None:
         """Drop the status that was sent: the object has all of it."""
         memory.sent = None
 

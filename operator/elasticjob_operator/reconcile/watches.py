@@ -280,8 +280,9 @@ class _AllTasks(Collection["asyncio.Task[Any]"]):
 async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> None:
     """Run kopf's watches until SIGINT or SIGTERM, until cancelled, or until a watch fails.
 
-    For a process without reconciles that must be complete. `kopf.operator` waits at a signal for
-    all tasks that began after it, for five seconds, then cancels them; this leaves them alone.
+    `kopf.operator` waits at a signal for all tasks that began after it, for five seconds, then
+    cancels them: also reconciles that have written a status, and tasks that never end. This leaves
+    them alone; the caller waits for those that must be complete.
     """
     tasks = await kopf.spawn_tasks(
         registry=found,

@@ -106,6 +106,11 @@ class DelayingQueue:
         """Return the number of keys that are due and not yet taken."""
         return sum(at <= now for at in self._due.values())
 
+    @property
+    def running(self) -> int:
+        """Number of keys in progress."""
+        return len(self._began)
+
     def oldest_began(self) -> float | None:
         """Return the start of the longest-running work; None if there is none."""
         return min(self._began.values(), default=None)
@@ -142,6 +147,11 @@ class WorkQueue:
     def depth(self) -> int:
         """Number of jobs that are due and wait for a worker."""
         return self._queue.waiting(self._clock())
+
+    @property
+    def running(self) -> int:
+        """Number of reconciles in progress."""
+        return self._queue.running
 
     @property
     def longest_seconds(self) -> float:

@@ -13,9 +13,7 @@ import time
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
 
-import kopf
 from kopf._cogs.structs.references import Insights  # no public name
 
 from elasticjob_operator.domain.manifests.pod import PodSettings
@@ -37,21 +35,22 @@ from elasticjob_operator.reconcile.watches import (
     NodeCache,
     StalenessCheck,
     registry,
+    watch,
 )
-from elasticjob_operator.reconcile.watches import settings as kopf_settings
 from elasticjob_operator.reconcile.workqueue import WorkQueue
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
 from elasticjob_operator.replica.health import Health
 from elasticjob_operator.settings import Settings
 from elasticjob_rendezvous.etcd.errors import EtcdError
+from elasticjob_rendezvous.protocol.text import counted
 
 log = logging.getLogger(__name__)
 
 FIRST_READ_SECONDS = 15.0
 """Wait for etcd at start, which avoids status writes that report it as unreadable."""
 STUCK_SECONDS = 300.0
-FINISH_SECONDS = 3.0
-"""Maximum wait at shutdown for running reconciles and their events."""
+FINISH_SECONDS = 8.0
+"""Maximum wait at shutdown for running reconciles and their events; a kubelet waits for 30 s."""
 
 
 class ActiveReplica:
@@ -118,6 +117,8 @@ class ActiveReplica:
             )
         ]
         await self._watch(insights)
+        if count := self._queue.running:
+            log.info("stopping after %s in progress", counted(count, "reconcile"))
         # Post the events of statuses already written: the successor will not post them.
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
@@ -129,14 +130,12 @@ class ActiveReplica:
     async def _watch(self, insights: Insights) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)
         # kopf takes over signal handling: SIGTERM ends it, and with it this replica.
-        await kopf.operator(
-            registry=registry(handlers, watch_nodes=self._nodes.known is not None),
-            settings=kopf_settings(),
+        await watch(
+            registry(handlers, watch_nodes=self._nodes.known is not None),
+            self._settings.lease.identity,
             namespaces=[name for name in self._namespaces.accessible if name is not None],
             clusterwide=not self._settings.namespaces,
             insights=insights,
-            # Otherwise kopf looks up the user's name, which a container's uid may not have.
-            identity=cast(Any, self._settings.lease.identity),  # kopf has a type of its own for it
         )
 
     def _dependencies(self, etcds: EtcdRegistry, events: EventRecorder) -> Dependencies:

@@ -56,8 +56,8 @@ def test_limit_range_that_refuses_the_agent_alone_has_a_remedy(
 ) -> None:
     spec = {"limits": [{"type": "Container", **bound}]}
     ns.server.request("POST", ns.path("limitranges"), {"metadata": {"name": "a"}, "spec": spec})
-    container: dict[str, Any] = {"name": "trainer", "image": "trainer:1"}
-    container["command"] = ["python3", "train.py"]
+    command = ["python3", "train.py"]
+    container: dict[str, Any] = {"name": "trainer", "image": "trainer:1", "command": command}
     if "min" in bound:
         container |= {"resources": {"requests": {"memory": "1Gi"}}}
     ns.create_job(maxNodes=2, template={"spec": {"containers": [container]}})

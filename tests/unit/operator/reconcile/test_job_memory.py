@@ -18,9 +18,9 @@ WRITERS = {
     },
     "owned": {"reconcile/owned_objects.py"},
     "report": {"reconcile/reconciler.py"},
-    "sent": {"reconcile/status_writer.py"},
     "refusal": {"reconcile/reconciler.py"},
     "deleted_at": {"reconcile/reconciler.py"},
+    "sent": {"reconcile/status_writer.py"},
     "undeletable": {"reconcile/kube_cluster.py"},
     "faults": {"reconcile/fault_guard.py"},
 }
