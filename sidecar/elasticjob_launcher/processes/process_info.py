@@ -22,6 +22,7 @@ from elasticjob_launcher.loop import Loop
 SYS_PIDFD_OPEN = 434
 CHECK_SECONDS = 1.0
 PROC = Path("/proc")
+_TRACKER = re.compile(rb"\x00-c\x00from [\w.]+\.resource_tracker import main;")
 
 
 class Stat(NamedTuple):
@@ -104,6 +105,36 @@ def _start_time(pid: int) -> str:
 def kill_group(group: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
+
+
+def kill_but_trackers(groups: Collection[int]) -> bool:
+    """Kill the processes of groups without resource trackers; return True if there are any.
+
+    A tracker of multiprocessing removes the shared memory and semaphores of processes that were
+    killed, and ends. Its group is stopped before, so that it starts no process in the meantime.
+    """
+    trackers = {s.pid: s.group for s in processes() if s.group in groups and is_tracker(s.pid)}
+    for group in groups:
+        if group not in trackers.values():
+            kill_group(group, signal.SIGKILL)
+    for group in set(trackers.values()):
+        kill_group(group, signal.SIGSTOP)
+        try:
+            for pid in members(group):
+                if pid not in trackers:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+        finally:
+            kill_group(group, signal.SIGCONT)
+    return bool(trackers)
+
+
+def is_tracker(pid: int) -> bool:
+    """Return True for a resource tracker of multiprocessing, or of loky, which joblib uses."""
+    try:
+        return _TRACKER.search((PROC / str(pid) / "cmdline").read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def reap_children() -> Iterator[tuple[int, int]]:
