@@ -32,6 +32,7 @@ class Stat(NamedTuple):
     state: str
     parent: int
     group: int
+    threads: int
 
 
 def processes() -> Iterator[Stat]:
@@ -45,8 +46,9 @@ def processes() -> Iterator[Stat]:
 def _parse_stat(stat: bytes) -> Stat:
     # The name, in parentheses, may contain spaces and parentheses.
     head, _, tail = stat.rpartition(b")")
-    state, parent, group = tail.split()[:3]
-    return Stat(int(head.split()[0]), state.decode("ascii"), int(parent), int(group))
+    fields = tail.split()
+    numbers = [int(fields[number]) for number in (1, 2, 17)]
+    return Stat(int(head.split()[0]), fields[0].decode("ascii"), *numbers)
 
 
 def group_exists(group: int) -> bool:
@@ -113,7 +115,7 @@ def kill_but_trackers(groups: Collection[int]) -> bool:
     A tracker of multiprocessing removes the shared memory and semaphores of processes that were
     killed, and ends. Its group is stopped before, so that it starts no process in the meantime.
     """
-    trackers = {s.pid: s.group for s in processes() if s.group in groups and is_tracker(s.pid)}
+    trackers = {s.pid: s.group for s in processes() if s.group in groups and _is_tracker(s)}
     for group in groups:
         if group not in trackers.values():
             kill_group(group, signal.SIGKILL)
@@ -127,6 +129,12 @@ def kill_but_trackers(groups: Collection[int]) -> bool:
         finally:
             kill_group(group, signal.SIGCONT)
     return bool(trackers)
+
+
+def _is_tracker(stat: Stat) -> bool:
+    """Return True for a resource tracker. Its command is read only if it has one thread that waits
+    interruptibly or runs: to read that of others may block, in the lock that holds them up."""
+    return stat.threads == 1 and stat.state in "RS" and is_tracker(stat.pid)
 
 
 def is_tracker(pid: int) -> bool:
