@@ -28,6 +28,7 @@ from elasticjob_launcher.processes.process_info import (
     MemoryCgroup,
     StuckWatch,
     descendants,
+    is_tracker,
     kill_group,
     kill_unless_reused,
     reap_children,
@@ -46,6 +47,8 @@ ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
 
 SWEEP_SECONDS = 0.02
+TRACKER_SWEEPS = 50
+"""Number of sweeps after which a resource tracker of a worker is killed, too."""
 STUCK_SWEEP_SECONDS = 0.2
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
@@ -382,9 +385,11 @@ class NodeCommand:
         if not current.killed:
             current.killed = True
             current.return_by = time.monotonic() + RETURN_SECONDS
+        current.sweeps += 1
         left = self._of_round(current.number)
         for pid, began in left.items():
-            kill_unless_reused(pid, began)
+            if current.sweeps > TRACKER_SWEEPS or not is_tracker(pid):
+                kill_unless_reused(pid, began)
         if not left and current.phase is Phase.ENDED:
             current.over()
         elif time.monotonic() > current.return_by:

@@ -45,6 +45,7 @@ class NodeRound:
         self.terminated = False
         self.killed = False
         self.return_by = 0.0
+        self.sweeps = 0
         self.stuck = ""
         self.kill_timer: Timer | None = None
         self._started = False

@@ -22,6 +22,7 @@ from elasticjob_launcher.loop import Loop
 SYS_PIDFD_OPEN = 434
 CHECK_SECONDS = 1.0
 PROC = Path("/proc")
+_TRACKER = re.compile(rb"\x00-c\x00from [\w.]+\.resource_tracker import main;")
 
 
 class Stat(NamedTuple):
@@ -31,6 +32,7 @@ class Stat(NamedTuple):
     state: str
     parent: int
     group: int
+    threads: int
 
 
 def processes() -> Iterator[Stat]:
@@ -44,8 +46,9 @@ def processes() -> Iterator[Stat]:
 def _parse_stat(stat: bytes) -> Stat:
     # The name, in parentheses, may contain spaces and parentheses.
     head, _, tail = stat.rpartition(b")")
-    state, parent, group = tail.split()[:3]
-    return Stat(int(head.split()[0]), state.decode("ascii"), int(parent), int(group))
+    fields = tail.split()
+    numbers = [int(fields[number]) for number in (1, 2, 17)]
+    return Stat(int(head.split()[0]), fields[0].decode("ascii"), *numbers)
 
 
 def group_exists(group: int) -> bool:
@@ -104,6 +107,42 @@ def _start_time(pid: int) -> str:
 def kill_group(group: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
+
+
+def kill_but_trackers(groups: Collection[int]) -> bool:
+    """Kill the processes of groups without resource trackers; return True if there are any.
+
+    A tracker of multiprocessing removes the shared memory and semaphores of processes that were
+    killed, and ends. Its group is stopped before, so that it starts no process in the meantime.
+    """
+    trackers = {s.pid: s.group for s in processes() if s.group in groups and _is_tracker(s)}
+    for group in groups:
+        if group not in trackers.values():
+            kill_group(group, signal.SIGKILL)
+    for group in set(trackers.values()):
+        kill_group(group, signal.SIGSTOP)
+        try:
+            for pid in members(group):
+                if pid not in trackers:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+        finally:
+            kill_group(group, signal.SIGCONT)
+    return bool(trackers)
+
+
+def _is_tracker(stat: Stat) -> bool:
+    """Return True for a resource tracker. Its command is read only if it has one thread that waits
+    interruptibly or runs: to read that of others may block, in the lock that holds them up."""
+    return stat.threads == 1 and stat.state in "RS" and is_tracker(stat.pid)
+
+
+def is_tracker(pid: int) -> bool:
+    """Return True for a resource tracker of multiprocessing, or of loky, which joblib uses."""
+    try:
+        return _TRACKER.search((PROC / str(pid) / "cmdline").read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def reap_children() -> Iterator[tuple[int, int]]:

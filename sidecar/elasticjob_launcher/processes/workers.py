@@ -21,6 +21,7 @@ from elasticjob_launcher.processes.process_info import (
     group_exists,
     group_has_only_zombies,
     has_handler,
+    kill_but_trackers,
     kill_group,
     members,
     reap_children,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 # After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
+TRACKER_RECHECKS = 5
+"""Number of rechecks after which a resource tracker is killed, too."""
 # Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
@@ -77,6 +80,9 @@ class Round:
         # Grace period of the stop that began with a copy, and its end.
         self.grace_seconds = self.ends_at = 0.0
         self.kill_timer: Timer | None = None
+        # Resource trackers are left after SIGKILL, until so many rechecks.
+        self.trackers = False
+        self.rechecks = 0
         self.watch = StuckWatch()
         self.stuck = ""
 
@@ -356,10 +362,14 @@ class Workers:
             current.copies.close()
         if current.kill_timer is not None:
             current.kill_timer.cancel()
-        self._signal_groups(current, signal.SIGKILL)
+        left = [each.process.pid for each in current.workers if not each.group_gone]
+        current.trackers = kill_but_trackers(left)
         self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
 
     def _recheck(self, current: Round) -> None:
+        current.rechecks += 1
+        if current.trackers and current.rechecks == TRACKER_RECHECKS:
+            self._signal_groups(current, signal.SIGKILL)
         if current is self._round:
             self.reap()
             self._check_groups(zombies_count=False)

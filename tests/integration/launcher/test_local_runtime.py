@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,38 @@ def test_grandchildren_end_with_process_group(tmp_path: Path) -> None:
         assert reaped(child)
 
     run(scenario)
+
+
+WITH_SHARED_MEMORY = (
+    "import os, sys, time; from multiprocessing import resource_tracker, shared_memory;"
+    "name, path, daemon = sys.argv[1:];"
+    "shared_memory.SharedMemory(name, create=True, size=8);"
+    "pid = resource_tracker._resource_tracker._pid;"
+    "daemon and not os.fork() and (os.setsid(), time.sleep(100));"
+    "open(path + '.new', 'w').write(str(pid)); os.rename(path + '.new', path); time.sleep(100)"
+)
+
+
+@pytest.mark.parametrize("daemon", ["", "daemon"])
+def test_shared_memory_of_killed_worker_is_removed_by_its_tracker(
+    tmp_path: Path, daemon: str
+) -> None:
+    """The tracker does not end while a daemon has its pipe, and is killed then."""
+    name = f"test_{uuid.uuid4().hex}"
+    memory = Path("/dev/shm") / name
+
+    async def scenario(runtime: LocalRuntime, events: Any) -> None:
+        command = (*python(WITH_SHARED_MEMORY), name, str(tmp_path / "tracker"), daemon)
+        await runtime.start(start_workers(1, command))
+        tracker = await child_of(tmp_path / "tracker")
+        await runtime.stop(1, 0)
+        await until(events, Stopped)
+        assert not alive(tracker)
+
+    run(scenario)
+    is_left = memory.exists()
+    memory.unlink(missing_ok=True)
+    assert is_left is bool(daemon)
 
 
 def test_round_stops_only_after_its_last_process_group(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ while True:
         sys.exit(str(error))
     env = {**os.environ, "ELASTICJOB_ROUND": str(number)}
     sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"]
+    if (folder / "worker.py").exists():
+        sleep = [sys.executable, folder / "worker.py", folder / "made"]
     workers = [subprocess.Popen(sleep, env=env, start_new_session=True) for _ in range(2)]
     link.send(type="running", round=number, pids={n: w.pid for n, w in enumerate(workers)})
     while True:
@@ -240,6 +242,37 @@ def test_round_is_answered_stopped_and_followed_by_another(
         assert launcher.stdout.read_text().count("prepared") == 1
 
     asyncio.run(scenario())
+
+
+SHARED_MEMORY = """
+import os, pathlib, sys, time
+from multiprocessing import shared_memory
+name = shared_memory.SharedMemory(create=True, size=8).name
+pathlib.Path(sys.argv[1] + name).touch()
+time.sleep(1000)
+"""
+
+
+def test_shared_memory_of_killed_workers_is_removed(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    """By the tracker of multiprocessing, which outlives its worker for that."""
+    (tmp_path / "worker.py").write_text(SHARED_MEMORY)
+
+    async def scenario() -> None:
+        runtime, events, _, _ = await joined(launched(start_launcher, tmp_path))
+        await runtime.start(round_order(1))
+        await soon(lambda: len([*tmp_path.glob("madepsm*")]) == 2)
+        await runtime.stop(1, 0)
+        await until(events, Stopped, round=1)
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+    names = [path.name[len("made") :] for path in tmp_path.glob("madepsm*")]
+    left = [name for name in names if (Path("/dev/shm") / name).exists()]
+    for name in left:
+        (Path("/dev/shm") / name).unlink()
+    assert not left
 
 
 def test_killed_worker_is_reported_with_its_signal(

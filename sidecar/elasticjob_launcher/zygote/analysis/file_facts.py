@@ -254,12 +254,18 @@ class FileFacts:
         Call it again when other files have bound more of them.
         """
         pairs = [pair for s in (self._module, *self._functions.values()) for pair in s.bound]
+        bound_by: dict[str, list[tuple[str, ast.AST]]] = {}
+        for pair in pairs:
+            for name in _possible_names(pair[1]):
+                bound_by.setdefault(name, []).append(pair)
         found: set[str] = set()
-        count = -1
-        while len(found) > count:
-            count = len(found)
-            found.update(name for name, value in pairs if may_be_environ(value, self._any))
-            self._names = frozenset(found)
+        environs = Environs(found, self._program, self._imported)
+        while pairs:
+            name, value = pairs.pop()
+            if name not in found and may_be_environ(value, environs):
+                found.add(name)
+                pairs += bound_by.get(name, ())
+        self._names = frozenset(found)
 
     def _keep_attributes(self) -> None:
         """Find the attributes `self.name` that hold `os.environ` and that only own code can use."""
@@ -289,7 +295,7 @@ class Environs:
 
     def __init__(
         self,
-        names: frozenset[str],
+        names: Collection[str],
         program: EnvironNames,
         imported: Mapping[str, str],
         stored: Collection[str] = (),
@@ -313,6 +319,17 @@ class Environs:
                 or is_environ(node)
             )
         return is_environ(node)
+
+
+def _possible_names(node: Any) -> Iterator[str]:
+    """Yield the names of which an expression, or a choice between some, may be the value."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.NamedExpr):
+        yield from _possible_names(node.value)
+    elif isinstance(node, (ast.BoolOp, ast.IfExp)):
+        for each in getattr(node, "values", None) or [node.body, node.orelse]:  # type: ignore[union-attr]
+            yield from _possible_names(each)
 
 
 def _is_copy(value: Any) -> bool:
