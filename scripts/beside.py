@@ -113,7 +113,8 @@ def _run_overlapped(mark: Path, before: str, command: Sequence[str]) -> int:
             with suppress(subprocess.TimeoutExpired):
                 if status := other.wait(POLL_SECONDS):
                     return status
-                break
+                output.print_rest()
+                return _run(command)
         output.hold()
         return _run(command) or other.wait()
     finally:
