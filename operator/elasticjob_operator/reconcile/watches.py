@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
@@ -127,6 +129,8 @@ SILENCE_SECONDS = 90.0
 """Inactivity timeout of a watch; the API server sends a bookmark every minute."""
 LOGIN_RETRY_SECONDS = 5.0
 """Pause after a failed login, as when a file with credentials is being replaced."""
+END_SECONDS = 3.0
+"""Maximum wait for cancelled watches; kopf's workers of a watch have two seconds to end."""
 
 
 class Handlers:
@@ -282,13 +286,52 @@ async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> No
 
     `kopf.operator` waits at a signal for all tasks that began after it, for five seconds, then
     cancels them: also reconciles that have written a status, and tasks that never end. This leaves
-    them alone; the caller waits for those that must be complete.
+    them alone; the caller waits for those that must be complete. Further signals have no effect,
+    also after the end of the watches.
     """
-    tasks = await kopf.spawn_tasks(
-        registry=found,
-        settings=settings(),
-        # Otherwise kopf looks up the user's name, which a container's uid may not have.
-        identity=cast(Any, identity),  # kopf has a type of its own for it
-        **scope,
-    )
-    await kopf.run_tasks(tasks, ignored=_AllTasks())
+    before = asyncio.all_tasks()
+    stop = asyncio.Event()
+    try:
+        tasks = await kopf.spawn_tasks(
+            registry=found,
+            settings=settings(),
+            # Otherwise kopf looks up the user's name, which a container's uid may not have.
+            identity=cast(Any, identity),  # kopf has a type of its own for it
+            **scope,
+        )
+        _stop_at_signals(stop)
+        signalled = asyncio.create_task(stop.wait(), name="signal")
+        # The end of one of these tasks ends the others.
+        await kopf.run_tasks([*tasks, signalled], ignored=_AllTasks())
+    finally:
+        await _end_watchers(before)
+
+
+def _stop_at_signals(stop: asyncio.Event) -> None:
+    """Replace kopf's signal handlers, which raise an error at a second signal."""
+
+    def handle(signum: signal.Signals) -> None:
+        if not stop.is_set():
+            log.info("received %s, stopping", signum.name)
+        stop.set()
+
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, handle, signum)
+
+
+async def _end_watchers(before: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel kopf's watchers that are not among the tasks `before`.
+
+    If one watcher fails, kopf does not stop the others. `asyncio.run` would cancel each watcher
+    together with its pause-waiter, and kopf ignores a cancellation after the pause-waiter's end.
+    """
+    watchers = [
+        task
+        for task in asyncio.all_tasks()
+        if task not in before and task.get_name().startswith("watcher for ")
+    ]
+    for watcher in watchers:
+        watcher.cancel()
+    if watchers:
+        await asyncio.wait(watchers, timeout=END_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from typing import Any
 
@@ -37,3 +38,25 @@ def test_end_of_the_watches_neither_waits_for_tasks_of_others_nor_cancels_them()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert asyncio.run(stopped(silent_server(listening)))
+
+
+def test_further_signals_have_no_effect() -> None:
+    async def errors(found: kopf.OperatorRegistry) -> list[dict[str, Any]]:
+        raised: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: raised.append(context))
+        watching = asyncio.create_task(watch(found, "test", clusterwide=True))
+        while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            await asyncio.sleep(0)
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(signum)
+        await watching
+        delivered = asyncio.Event()
+        signal.raise_signal(signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGUSR1, delivered.set)
+        signal.raise_signal(signal.SIGUSR1)  # handled after the one before
+        await delivered.wait()
+        return raised
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert asyncio.run(errors(silent_server(listening))) == []
