@@ -67,8 +67,16 @@ class ActiveReplica:
         self._nodes = NodeCache()
         self._staleness = StalenessCheck()
 
+    @property
+    def interrupted(self) -> bool:
+        """True if reconciles were cancelled; the API server may still process their requests.
+
+        Valid after the end of `run`.
+        """
+        return self._queue.running > 0
+
     async def run(self) -> None:
-        """Serve until cancelled, or until a component fails."""
+        """Serve until a signal, until cancelled, or until a component fails."""
         await self._namespaces.check()  # fail at once on a missing CRD, or without any access
         await self._nodes.load(self._kube)
         async with asyncio.TaskGroup() as tasks:
@@ -116,16 +124,24 @@ class ActiveReplica:
                 self._namespaces.follow(insights),
             )
         ]
-        await self._watch(insights)
+        try:
+            await self._watch(insights)
+        except Exception:
+            await self._finish(events)
+            raise
+        await self._finish(events)
+        for part in parts:
+            part.cancel()
+
+    async def _finish(self, events: EventRecorder) -> None:
+        """Wait for running reconciles, and for the events of statuses already written: the
+        successor will not post them."""
         if count := self._queue.running:
             log.info("stopping after %s in progress", counted(count, "reconcile"))
-        # Post the events of statuses already written: the successor will not post them.
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
                 await self._queue.finish()
                 await events.finish()
-        for part in parts:
-            part.cancel()
 
     async def _watch(self, insights: Insights) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)

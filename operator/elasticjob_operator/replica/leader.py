@@ -1,7 +1,8 @@
 """Leader election: the replica that holds the Lease is active, the others stand by.
 
-async with hold_lease(kube, settings):
+async with hold_lease(kube, settings) as lease:
     ...  # active; cancelled in time if the Lease cannot be renewed
+    lease.let_expire()  # if requests of this replica may still take effect
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ async def hold_lease(
     settings: LeaseSettings,
     clock: Callable[[], float] = time.monotonic,
     abort: Callable[[], None] = _abort,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[HeldLease]:
     """Acquire the Lease, renew it while the body runs, and release it afterwards.
 
     If it cannot be renewed, the body is cancelled before another replica can acquire it. If the
@@ -65,13 +66,13 @@ async def hold_lease(
     """
     # A unique suffix distinguishes a process from its successor and from others on its host.
     own = replace(settings, identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}")
-    held = _Held(kube, own, clock, abort)
+    held = HeldLease(kube, own, clock, abort)
     failure: BaseException | None = None
     try:
         await held.acquire()
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(held.keep())
-            yield
+            yield held
             keeping.cancel()
     except BaseExceptionGroup as errors:
         lost = [error for error in errors.exceptions if isinstance(error, LeaseLost)]
@@ -85,7 +86,7 @@ async def hold_lease(
         raise failure
 
 
-class _Held:
+class HeldLease:
     """Lease as acquired, renewed and released by this replica."""
 
     def __init__(
@@ -104,6 +105,11 @@ class _Held:
         self._in_doubt = True  # read it before the next write
         self._overdue: asyncio.TimerHandle | None = None
         self._trouble = ""
+        self._expires = False
+
+    def let_expire(self) -> None:
+        """Let the Lease expire after the body instead of releasing it."""
+        self._expires = True
 
     async def acquire(self) -> None:
         """Wait until this replica holds the Lease."""
@@ -161,6 +167,9 @@ class _Held:
                 if self._in_doubt:
                     await self._read()
                 if self._lease is None or self._lease.holder != self._settings.identity:
+                    return
+                if self._expires:
+                    log.info("%s: work was cancelled, the Lease will expire", self)
                     return
                 body = release_body(self._lease)
                 await self._kube.patch(LEASES, self._settings.namespace, self._settings.name, body)

@@ -33,6 +33,11 @@ async def _serve(found: Settings) -> None:
         Kube.connect() as kube,
     ):
         health.ready = True
-        async with hold_lease(kube, found.lease):
+        async with hold_lease(kube, found.lease) as lease:
             metrics.leader.set(1)
-            await ActiveReplica(found, kube, metrics, health).run()
+            replica = ActiveReplica(found, kube, metrics, health)
+            try:
+                await replica.run()
+            finally:
+                if replica.interrupted:
+                    lease.let_expire()

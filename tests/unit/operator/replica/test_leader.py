@@ -510,6 +510,18 @@ def test_lease_that_cannot_be_released_expires() -> None:
     run(scenario)
 
 
+def test_lease_that_is_to_expire_is_not_released() -> None:
+    async def scenario(kube: FakeKube) -> None:
+        async with hold_lease(kube.client(), settings(), clock, unused) as lease:
+            lease.let_expire()
+        ended = clock()
+        assert kube.holder == "a"
+        async with hold_lease(kube.client(), settings("b"), clock, unused):
+            assert clock() - ended >= DURATION
+
+    run(scenario)
+
+
 def test_at_most_one_of_many_processes_is_active() -> None:
     async def scenario(kube: FakeKube) -> None:
         active: list[str] = []
