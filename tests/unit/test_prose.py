@@ -54,6 +54,7 @@ FOREIGN = {
         "Stack (most recent call last):",  # after Python's header of a traceback
         "first step",  # phase of a round
     },
+    "kopf, names of tasks": {"watcher for "},
     "PyYAML and libyaml": {"<stream end>", "end of stream"},
     "C++": {"terminate called without an active exception"},
     "Linux": {"model name", "permission denied"},
