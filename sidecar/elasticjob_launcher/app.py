@@ -423,7 +423,8 @@ class Launcher:
         self._ending = True
         name = signal.Signals(signum).name
         self._output.write_line(f"stopping the workers: {name} received and no agent responds")
-        self._workers.stop(Stop(running, self._settings.stop_grace_seconds, copies=False))
+        order = Stop(running, self._settings.stop_grace_seconds, copies=False)
+        self._workers.stop(order, spares_trackers=False)
 
     def _released(self, request: Release) -> None:
         if request.message:
@@ -439,7 +440,7 @@ class Launcher:
     def _finish(self) -> int:
         running = self._workers.running_round
         if running is not None:
-            self._workers.stop(Stop(running, 0, copies=False))
+            self._workers.stop(Stop(running, 0, copies=False), spares_trackers=False)
         kill_descendants(SWEEP_SECONDS)
         self._snapshots.close()
         self._workers.drain()

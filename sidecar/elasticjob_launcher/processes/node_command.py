@@ -47,8 +47,8 @@ ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
 
 SWEEP_SECONDS = 0.02
-TRACKER_SWEEPS = 50
-"""Number of sweeps after which a resource tracker of a worker is killed, too."""
+TRACKER_SECONDS = 1.0
+"""Time from the kill of a round's workers until their resource trackers are killed, too."""
 STUCK_SWEEP_SECONDS = 0.2
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
@@ -160,13 +160,17 @@ class NodeCommand:
         elif self._waits:
             self._answer(current)
 
-    def stop(self, order: Stop) -> None:
-        """Stop the round's workers. torchrun ends them by itself, without copies or their step."""
+    def stop(self, order: Stop, spares_trackers: bool = True) -> None:
+        """Stop the round's workers. torchrun ends them by itself, without copies or their step.
+
+        Without `spares_trackers`, also in an earlier order, SIGKILL reaches resource trackers, too.
+        """
         current = self._active
         if current is None or current.number != order.round:
             self._emit({"type": "stopped", "round": order.round})
             return
         current.stopping = True
+        current.spares_trackers = current.spares_trackers and spares_trackers
         if self._sweeping is not None:
             return
         if current.phase is Phase.PENDING:
@@ -384,11 +388,15 @@ class NodeCommand:
             return
         if not current.killed:
             current.killed = True
-            current.return_by = time.monotonic() + RETURN_SECONDS
-        current.sweeps += 1
+            now = time.monotonic()
+            current.return_by = now + RETURN_SECONDS
+            current.trackers_until = now + TRACKER_SECONDS
         left = self._of_round(current.number)
+        spares = current.spares_trackers and time.monotonic() < current.trackers_until
         for pid, began in left.items():
-            if current.sweeps > TRACKER_SWEEPS or not is_tracker(pid):
+            if spares and (pid in current.trackers or is_tracker(pid)):
+                current.trackers.add(pid)
+            else:
                 kill_unless_reused(pid, began)
         if not left and current.phase is Phase.ENDED:
             current.over()

@@ -45,7 +45,10 @@ class NodeRound:
         self.terminated = False
         self.killed = False
         self.return_by = 0.0
-        self.sweeps = 0
+        self.spares_trackers = True
+        # Resource trackers left after SIGKILL, and the end of that.
+        self.trackers: set[int] = set()
+        self.trackers_until = 0.0
         self.stuck = ""
         self.kill_timer: Timer | None = None
         self._started = False

@@ -109,38 +109,67 @@ def kill_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def kill_but_trackers(groups: Collection[int]) -> bool:
-    """Kill the processes of groups without resource trackers; return True if there are any.
+def kill_but_trackers(groups: Collection[int]) -> frozenset[int]:
+    """Kill the processes of groups without resource trackers; return the pids of these.
 
     A tracker of multiprocessing removes the shared memory and semaphores of processes that were
-    killed, and ends. Its group is stopped before, so that it starts no process in the meantime.
+    killed, and ends. Nothing else runs while the processes are read, which takes long under load:
+    leaders are killed before, and the groups stopped, so that they also start no process.
     """
-    trackers = {s.pid: s.group for s in processes() if s.group in groups and _is_tracker(s)}
     for group in groups:
-        if group not in trackers.values():
-            kill_group(group, signal.SIGKILL)
-    for group in set(trackers.values()):
+        _kill_leader(group)
+    for group in groups:
         kill_group(group, signal.SIGSTOP)
-        try:
-            for pid in members(group):
-                if pid not in trackers:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
-        finally:
-            kill_group(group, signal.SIGCONT)
-    return bool(trackers)
+    trackers: dict[int, int] = {}
+    with contextlib.suppress(OSError):  # no file descriptor is left: then none is spared
+        found = [stat for stat in processes() if stat.group in groups]
+        trackers = {stat.pid: stat.group for stat in found if _is_tracker(stat)}
+        _kill([stat.pid for stat in found if stat.pid not in trackers])
+    spared = set(trackers.values())
+    for group in groups:
+        kill_group(group, signal.SIGCONT if group in spared else signal.SIGKILL)
+    return frozenset(trackers)
 
 
-def _is_tracker(stat: Stat) -> bool:
-    """Return True for a resource tracker. Its command is read only if it has one thread that waits
-    interruptibly or runs: to read that of others may block, in the lock that holds them up."""
-    return stat.threads == 1 and stat.state in "RS" and is_tracker(stat.pid)
+def kill_others(groups: Collection[int], trackers: Collection[int]) -> bool:
+    """Kill the processes of groups that are not in `trackers`; return True if any has not ended."""
+    found = [stat for stat in processes() if stat.group in groups and stat.pid not in trackers]
+    left = [stat.pid for stat in found if stat.state not in "ZX" or not _has_ended(stat.pid)]
+    _kill(left)
+    return bool(left)
+
+
+def _kill(pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _kill_leader(group: int) -> None:
+    # The number of an empty group may have been reused by a process of another group.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(group) == group:
+            os.kill(group, signal.SIGKILL)
 
 
 def is_tracker(pid: int) -> bool:
     """Return True for a resource tracker of multiprocessing, or of loky, which joblib uses."""
     try:
-        return _TRACKER.search((PROC / str(pid) / "cmdline").read_bytes()) is not None
+        return _is_tracker(_parse_stat((PROC / str(pid) / "stat").read_bytes()))
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _is_tracker(stat: Stat) -> bool:
+    """Return True for a resource tracker that leads no group.
+
+    The command is read only of a process with one thread that waits interruptibly, runs or is
+    stopped: to read that of others may block, in the lock that holds them up.
+    """
+    if stat.pid == stat.group or stat.threads != 1 or stat.state not in "RST":
+        return False
+    try:
+        return _TRACKER.search((PROC / str(stat.pid) / "cmdline").read_bytes()) is not None
     except OSError:
         return False
 

@@ -23,6 +23,7 @@ from elasticjob_launcher.processes.process_info import (
     has_handler,
     kill_but_trackers,
     kill_group,
+    kill_others,
     members,
     reap_children,
     signal_if_caught,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 # After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
 TRACKER_RECHECKS = 5
-"""Number of rechecks after which a resource tracker is killed, too."""
+"""Number of rechecks without another process after which a resource tracker is killed, too."""
 # Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
@@ -80,8 +81,9 @@ class Round:
         # Grace period of the stop that began with a copy, and its end.
         self.grace_seconds = self.ends_at = 0.0
         self.kill_timer: Timer | None = None
-        # Resource trackers are left after SIGKILL, until so many rechecks.
-        self.trackers = False
+        self.spares_trackers = True
+        # Resource trackers left after SIGKILL, and the rechecks since nothing else is left.
+        self.trackers: frozenset[int] = frozenset()
         self.rechecks = 0
         self.watch = StuckWatch()
         self.stuck = ""
@@ -191,7 +193,7 @@ class Workers:
             self._record_exit(current, local_rank, 0, failure.exit_code, None, failure.message, "")
         self._check_groups()
 
-    def stop(self, order: Stop) -> None:
+    def stop(self, order: Stop, spares_trackers: bool = True) -> None:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first copy the training state of their last step to the folder of
@@ -201,10 +203,13 @@ class Workers:
         without copies. A copy ends with a further stop without `copies`, the wait for a step with
         one that has neither, and both with one that takes away the grace period, as with the end
         of the permission to live. No further stop extends a grace period. One that repeats the
-        order, as an agent does after a reconnect, changes nothing.
+        order, as an agent does after a reconnect, changes nothing. Without `spares_trackers`, also
+        in an earlier order, SIGKILL reaches whole groups at once.
         """
         number, grace_seconds, dump, copies, ends_step = order
         current = self._round
+        if current is not None and current.number == number and not spares_trackers:
+            current.spares_trackers = False
         ends_step = ends_step and grace_seconds > 0 and not dump
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
@@ -256,7 +261,7 @@ class Workers:
         """Kill the round's workers without an agent's order; their exits are not failures."""
         if self._round is not None and self._round.number == number:
             self._round.unasked = True
-        self.stop(Stop(number, 0, copies=False))
+        self.stop(Stop(number, 0, copies=False), spares_trackers=False)
 
     def signal(self, number: int, signum: int, caught: bool = False) -> None:
         """Signal all processes of the round, or with `caught` only those with a handler for it.
@@ -357,19 +362,29 @@ class Workers:
     def _kill(self, current: Round) -> None:
         if current.gone:
             return
+        if not current.spares_trackers:
+            self._kill_groups(current)
+        if not current.killed:
+            self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
         current.terminated = current.killed = True
         if current.copies is not None:
             current.copies.close()
         if current.kill_timer is not None:
             current.kill_timer.cancel()
-        left = [each.process.pid for each in current.workers if not each.group_gone]
-        current.trackers = kill_but_trackers(left)
-        self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
+        if current.spares_trackers:
+            current.trackers = kill_but_trackers(_groups_left(current))
+
+    def _kill_groups(self, current: Round) -> None:
+        self._signal_groups(current, signal.SIGKILL)
+        current.trackers = frozenset()
 
     def _recheck(self, current: Round) -> None:
-        current.rechecks += 1
-        if current.trackers and current.rechecks == TRACKER_RECHECKS:
-            self._signal_groups(current, signal.SIGKILL)
+        if current.gone:
+            return
+        if current.trackers and not kill_others(_groups_left(current), current.trackers):
+            current.rechecks += 1
+            if current.rechecks >= TRACKER_RECHECKS:
+                self._kill_groups(current)
         if current is self._round:
             self.reap()
             self._check_groups(zombies_count=False)
@@ -382,11 +397,11 @@ class Workers:
         for a disk that does not answer."""
         if current.gone:
             return
-        groups = [worker for worker in current.workers if not worker.group_gone]
-        left = [pid for worker in groups for pid in members(worker.process.pid)]
-        current.stuck = current.watch.given_up(left)
+        left = {pid for group in _groups_left(current) for pid in members(group)}
+        current.stuck = current.watch.given_up(left - current.trackers)
         if not current.stuck:
             return
+        self._kill_groups(current)
         current.gone = True
         self._output.write_line(current.stuck)
         self._emit({"type": "stuck", "round": current.number, "message": current.stuck})
@@ -459,6 +474,10 @@ class Workers:
             if current.copies is not None:
                 current.copies.close()
             self._emit({"type": "stopped", "round": current.number})
+
+
+def _groups_left(current: Round) -> list[int]:
+    return [each.process.pid for each in current.workers if not each.group_gone]
 
 
 def _handles(current: Round, signum: int) -> bool:
