@@ -137,7 +137,7 @@ mutation: install ## run mutation tests of the protocol's decisions: all in a ni
 .PHONY: e2e
 e2e: install etcd ## run the kubectl and helm tests on the running cluster, else on one started for them
 	@$(PY) -m tests.cluster images
-	$(PY) -m scripts.twice -o timeout=1800 --durations=10 -n $(E2E_JOBS) tests/e2e
+	$(PY) -m scripts.twice -o cache_dir=build/e2e-cache -o timeout=1800 --durations=10 -n $(E2E_JOBS) tests/e2e
 
 .PHONY: cluster cluster-down images
 cluster: install etcd ## start a Kubernetes cluster on this machine: one control plane, two workers

@@ -18,8 +18,10 @@ MOST = 6
 REAL = ("tests/integration/", "tests/e2e/")
 TESTS_FAILED = 1
 """pytest's exit status after a complete run with failures."""
-FAILED = Path(".pytest_cache/v/cache/lastfailed")
-"""File in which pytest's cache plugin lists the failed tests."""
+CACHE = "cache_dir="
+"""Prefix of the value of pytest's option `-o` that names the folder of its cache."""
+FAILED = "v/cache/lastfailed"
+"""File of the cache in which pytest lists the failed tests."""
 
 
 def worth_a_second_look(failed: Sequence[str]) -> bool:
@@ -35,14 +37,16 @@ def _pytest(arguments: Sequence[str]) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
 
 
-def _failed() -> list[str]:
-    return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
+def _failed(arguments: Sequence[str]) -> list[str]:
+    folders = [one.removeprefix(CACHE) for one in arguments if one.startswith(CACHE)]
+    file = Path(*folders[-1:] or [".pytest_cache"], FAILED)
+    return sorted(json.loads(file.read_text())) if file.exists() else []
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run pytest; return its exit status, that of the rerun if there was one."""
     status = _pytest(["--cache-clear", *arguments])
-    failed = _failed()
+    failed = _failed(arguments)
     if status != TESTS_FAILED or not worth_a_second_look(failed):
         return status
     _print("Once more, alone:", failed)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
@@ -57,8 +57,6 @@ class MixedGang:
     folder: Path
     logs: Path
     rolls: random.Random
-    start_words: Sequence[str] = ()
-    """Words between `python` and torchrun, and the script of a worker that starts cold."""
     nodes: list[Node] = field(default_factory=list)
     _started: list[Node] = field(default_factory=list)
 
@@ -67,9 +65,7 @@ class MixedGang:
         first = not self._started
         name = f"{side}-{len(self._started)}"
         log = self.logs / f"{name}.log"
-        is_warm = side is Side.OURS and self.backend.torchrun == "elasticjob"
-        words = () if is_warm else self.start_words
-        script = (*words, str(SCRIPT), str(self.folder))
+        script = (str(SCRIPT), str(self.folder))
         command = self.backend.command(side, self.endpoint, self.run_id, name, first, script)
         environment = child_environment(
             **self.backend.environment(side),
@@ -79,7 +75,7 @@ class MixedGang:
         )
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *(words if side is Side.THEIRS else ()), *command],
+                [sys.executable, *command],
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -184,9 +180,7 @@ class MixedGang:
 
 
 @contextlib.contextmanager
-def mixed_gang(
-    backend: MixedBackend, logs: Path, seed: int = 0, start_words: Sequence[str] = ()
-) -> Iterator[MixedGang]:
+def mixed_gang(backend: MixedBackend, logs: Path, seed: int = 0) -> Iterator[MixedGang]:
     """Yield an empty gang with its own server and run id; clean up at the end."""
     with contextlib.ExitStack() as stack:
         if backend.etcd_version is None:
@@ -198,13 +192,7 @@ def mixed_gang(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elasticjob-mixed-")))
         logs.mkdir(parents=True, exist_ok=True)
         gang = MixedGang(
-            backend,
-            endpoint,
-            fresh_id("mixed"),
-            folder,
-            logs,
-            random.Random(f"who {seed}"),
-            start_words,
+            backend, endpoint, fresh_id("mixed"), folder, logs, random.Random(f"who {seed}")
         )
         stack.callback(gang.stop)
         yield gang

@@ -37,6 +37,7 @@ def test_only_few_failed_tests_on_real_servers_are_rerun(failed: list[str], agai
     assert worth_a_second_look(failed) is again
 
 
+@pytest.mark.parametrize("cache", [(), ("-o", "cache_dir=build/own")])
 @pytest.mark.parametrize(
     ("room", "failures", "status", "runs", "said"),
     [
@@ -47,13 +48,19 @@ def test_only_few_failed_tests_on_real_servers_are_rerun(failed: list[str], agai
     ],
 )
 def test_rerun_of_failed_tests(
-    tmp_path: Path, room: str, failures: int, status: int, runs: int, said: str
+    tmp_path: Path,
+    cache: tuple[str, ...],
+    room: str,
+    failures: int,
+    status: int,
+    runs: int,
+    said: str,
 ) -> None:
     folder = tmp_path / "tests" / room
     folder.mkdir(parents=True)
     (folder / "test_once.py").write_text(ONCE.format(failures=failures))
     ended = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "twice.py", "-n0", f"tests/{room}"],
+        [sys.executable, ROOT / "scripts" / "twice.py", *cache, "-n0", f"tests/{room}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -14,7 +14,6 @@ from bench.interop import put_through
 from bench.mixed.backends import BACKENDS, MixedBackend
 from bench.mixed.gang import mixed_gang
 from bench.mixed.plan import Change, Kind, Mix, Side
-from tests.integration.torch.forked_program import forking_server
 
 pytestmark = pytest.mark.timeout(900)
 LIMIT_SECONDS = 300.0
@@ -48,10 +47,7 @@ def test_mixed_gang_trains_through_joins_and_losses(name: str, tmp_path: Path) -
     first, steps = PLANS[name]
     plan = [Change(kind, side) for kind, side in steps]
     mix = Mix(1, 1) if name != "elasticjob" else Mix(2, 1)
-    with (
-        forking_server() as words,
-        mixed_gang(steady(BACKENDS[name]), tmp_path / "logs", start_words=words) as gang,
-    ):
+    with mixed_gang(steady(BACKENDS[name]), tmp_path / "logs") as gang:
         outcomes = put_through(gang, mix, plan, first, LIMIT_SECONDS)
         errors = [outcome for outcome in outcomes if outcome.error]
         assert not errors, f"{errors}\n{gang.output()}"

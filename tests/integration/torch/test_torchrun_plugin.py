@@ -59,7 +59,7 @@ def test_mixed_process_group_forms_with_either_rank_0(
 ) -> None:
     script = tmp_path / "reduce.py"
     script.write_text(REDUCE)
-    command = (*gang.forked, str(script), str(gang.folder))
+    command = (str(script), str(gang.folder))
     theirs = gang.torchrun("2", name=names[0], command=command)
     ours = gang.agent("2", name=names[1], command=command, conf=STEADY)
     codes = [theirs.wait(SLOW_SECONDS), ours.wait(SLOW_SECONDS)]
