@@ -223,8 +223,9 @@ def _kubectl(*arguments: str, where: Sequence[str], given: str | None) -> Answer
         with subprocess.Popen(["kubectl", *words], stdin=pipe, stdout=pipe, stderr=pipe) as process:
             try:
                 output, errors = _communicate(process, data, where)
-            except BaseException:  # also Ctrl-C: without its end the block would wait for it
+            except BaseException:  # also Ctrl-C: the block would wait, or leave a zombie
                 process.kill()
+                process.wait()
                 raise
     except FileNotFoundError as error:
         raise CommandError(
