@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
-# `kopf.operator` takes them as an argument, but kopf has no public name for them.
+# `kopf.spawn_tasks` takes them as an argument, but kopf has no public name for them.
 from kopf._cogs.structs.references import Insights, NamespaceName
 
 from elasticjob_operator.kubernetes.client import (

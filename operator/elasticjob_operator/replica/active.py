@@ -145,7 +145,7 @@ class ActiveReplica:
 
     async def _watch(self, insights: Insights) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)
-        # kopf takes over signal handling: SIGTERM ends it, and with it this replica.
+        # `watch` takes over signal handling: SIGTERM ends it, and with it this replica.
         await watch(
             registry(handlers, watch_nodes=self._nodes.known is not None),
             self._settings.lease.identity,

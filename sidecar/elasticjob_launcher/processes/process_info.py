@@ -67,9 +67,11 @@ def group_has_only_zombies(group: int) -> bool:
 
     A process whose first thread has ended is shown as a zombie while others run or wait.
     """
-    return all(
-        stat.state in "ZX" and _has_ended(stat.pid) for stat in processes() if stat.group == group
-    )
+    return all(_is_zombie(stat) for stat in processes() if stat.group == group)
+
+
+def _is_zombie(stat: Stat) -> bool:
+    return stat.state in "ZX" and _has_ended(stat.pid)
 
 
 def members(group: int) -> list[int]:
@@ -134,7 +136,7 @@ def kill_but_trackers(groups: Collection[int]) -> frozenset[int]:
 def kill_others(groups: Collection[int], trackers: Collection[int]) -> bool:
     """Kill the processes of groups that are not in `trackers`; return True if any has not ended."""
     found = [stat for stat in processes() if stat.group in groups and stat.pid not in trackers]
-    left = [stat.pid for stat in found if stat.state not in "ZX" or not _has_ended(stat.pid)]
+    left = [stat.pid for stat in found if not _is_zombie(stat)]
     _kill(left)
     return bool(left)
 
