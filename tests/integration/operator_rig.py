@@ -22,6 +22,7 @@ from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 Json = dict[str, Any]
 SECONDS = 60.0
 SIDECAR_IMAGE = "sidecar:test"
+NODES = "/api/v1/nodes"
 _STOP_SECONDS = 60.0
 
 
@@ -250,6 +251,20 @@ class Namespace:
     def set_pod(self, name: str, **status: Any) -> None:
         """Write a pod's status, as the kubelet would."""
         self.server.patch(self.path("pods", name) + "/status", {"status": status})
+
+    def create_node(self, name: str, ready: str) -> None:
+        """Create a Node with this status of condition Ready."""
+        condition = {"type": "Ready", "status": ready}
+        self.server.request("POST", NODES, {"metadata": {"name": name}})
+        self.server.patch(f"{NODES}/{name}/status", {"status": {"conditions": [condition]}})
+
+    def delete_node(self, name: str) -> None:
+        self.server.request("DELETE", f"{NODES}/{name}")
+
+    def bind_pod(self, name: str, node: str) -> None:
+        """Place a pod on a Node, as the scheduler does."""
+        bound = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+        self.server.request("POST", self.path("pods", name) + "/binding", bound)
 
     def run_pod(self, name: str) -> None:
         """Report a running trainer and agent, and the pod as Ready."""

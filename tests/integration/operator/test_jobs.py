@@ -272,13 +272,10 @@ def test_suspension_is_complete_once_no_pod_is_left(ns: Namespace, backend: str)
 
 def test_pod_whose_workers_cannot_be_ended_is_replaced_on_another_machine(ns: Namespace) -> None:
     machine = "rack-of-a-stuck-pod"
-    ns.server.request("POST", "/api/v1/nodes", {"metadata": {"name": machine}})
-    ready = {"type": "Ready", "status": "True"}
-    ns.server.patch(f"/api/v1/nodes/{machine}/status", {"status": {"conditions": [ready]}})
+    ns.create_node(machine, "True")
     ns.create_job(maxNodes=2)
     ns.await_pods("job-0", "job-1")
-    bound = {"metadata": {"name": "job-1"}, "target": {"kind": "Node", "name": machine}}
-    ns.server.request("POST", ns.path("pods", "job-1") + "/binding", bound)
+    ns.bind_pod("job-1", machine)
     ns.run_pod("job-1")
     given_up = {"exitCode": 5, "reason": "Error", "message": "process 7 waits"}
     agent = {"name": "elasticjob-agent", "image": "a", "imageID": "", "restartCount": 0}
@@ -301,23 +298,20 @@ def test_pod_whose_workers_cannot_be_ended_is_replaced_on_another_machine(ns: Na
     wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
     ns.remove_pod("job-1")
     ns.await_status(phase="Suspended")
-    ns.server.request("DELETE", f"/api/v1/nodes/{machine}")
+    ns.delete_node(machine)
 
 
 def test_pod_of_a_deleted_node_has_no_remedy_that_names_the_node(ns: Namespace) -> None:
     machine = "rack-of-a-deleted-node"
-    ns.server.request("POST", "/api/v1/nodes", {"metadata": {"name": machine}})
-    lost = {"type": "Ready", "status": "Unknown"}
-    ns.server.patch(f"/api/v1/nodes/{machine}/status", {"status": {"conditions": [lost]}})
+    ns.create_node(machine, "Unknown")
     ns.create_job(maxNodes=1)
     ns.await_pods("job-0")
-    bound = {"metadata": {"name": "job-0"}, "target": {"kind": "Node", "name": machine}}
-    ns.server.request("POST", ns.path("pods", "job-0") + "/binding", bound)
+    ns.bind_pod("job-0", machine)
     ns.run_pod("job-0")
     ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     ns.await_condition("Suspended", "NodeUnreachable")
     assert f"kubectl delete node {machine}" in ns.condition("Suspended")["message"]
-    ns.server.request("DELETE", f"/api/v1/nodes/{machine}")
+    ns.delete_node(machine)
     left = (
         f"waiting for the end of job-0: the Node {machine} was deleted: Kubernetes removes its pod "
         "within about a minute; a resumption does not wait for them"
