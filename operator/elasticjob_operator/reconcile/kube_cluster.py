@@ -15,7 +15,7 @@ from typing import Protocol
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
 from elasticjob_operator.domain.manifests.pod_rules import preemption_problem
-from elasticjob_operator.domain.manifests.resources import refuses_added_resources
+from elasticjob_operator.domain.manifests.resource_refusals import refuses_added_resources
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -41,6 +41,9 @@ from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
+
+_PREEMPTION = "value of PreemptionPolicy"
+"""Part of the message with which the API server's admission refuses `preemptionPolicy`."""
 
 
 def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
@@ -75,9 +78,6 @@ def _refusal_of_pod(error: KubeError, body: Json) -> tuple[Obstacle | None, str]
     obstacle = Obstacle.TEMPLATE_INVALID if isinstance(error, Invalid) else obstacle_of(error)
     return obstacle, error.message
 
-
-_PREEMPTION = "value of PreemptionPolicy"
-"""Part of the message with which the API server's admission refuses `preemptionPolicy`."""
 
 MAX_CONCURRENT_CALLS = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""

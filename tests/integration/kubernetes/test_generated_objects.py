@@ -10,7 +10,7 @@ import pytest
 from elasticjob_operator.domain.manifests import owned_objects, pod
 from elasticjob_operator.domain.manifests.owned_objects import Access, access_in
 from elasticjob_operator.domain.manifests.pod import PodSettings
-from elasticjob_operator.domain.manifests.resources import refuses_added_resources
+from elasticjob_operator.domain.manifests.resource_refusals import refuses_added_resources
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from tests.integration.apiserver import ApiServer, Refused
 
