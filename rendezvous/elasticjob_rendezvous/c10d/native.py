@@ -12,9 +12,17 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from elasticjob_rendezvous.api import RendezvousConnectionError
-from elasticjob_rendezvous.c10d.backend import NOTHING, C10dRendezvousBackend
-from elasticjob_rendezvous.c10d.stores import empty
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.c10d.backend import (
+    NOTHING,
+    STATE_PREFIX,
+    C10dRendezvousBackend,
+    state_key,
+)
 from elasticjob_rendezvous.protocol.store_health import Failed
 from elasticjob_rendezvous.protocol.store_trouble import StoreState
 from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
@@ -81,22 +89,47 @@ class RecoveringBackend(C10dRendezvousBackend):
         self._connection = store.connections
 
 
-def emptied(run_id: str, host: str, port: int) -> None:
+def emptied(run_id: str, host: str, port: int, timeout_seconds: float = EMPTY_SECONDS) -> None:
     """Delete all keys of a TCPStore except those of this run; see `master_address.Sharing`.
 
     Raises:
-        RendezvousConnectionError: the store is unreachable, or also serves another run.
+        RendezvousTimeoutError: the store accepts connections and does not answer in time.
+        RendezvousConnectionError: no store is there, it is older than torch 2.10 (and cannot
+            list its keys), or it also serves another run.
     """
     try:
-        store = TCPStore(host, port, timedelta(seconds=EMPTY_SECONDS))
+        store = TCPStore(host, port, timedelta(seconds=timeout_seconds))
     except StoreGone as error:
-        raise RendezvousConnectionError(str(error)) from error
+        raise _failure(error) from error
     try:
-        empty(store, run_id, f"{host}:{port}")
+        _empty(store, run_id)
     except (StoreGone, StoreTimeout) as error:
-        raise RendezvousConnectionError(str(error)) from error
+        raise _failure(error) from error
     finally:
         store.close()
+
+
+def _failure(error: StoreGone | StoreTimeout) -> RendezvousError:
+    silent = isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+    return (RendezvousTimeoutError if silent else RendezvousConnectionError)(str(error))
+
+
+def _empty(store: TCPStore, run_id: str) -> None:
+    keys = store.list_keys()
+    _refuse_other_runs(keys, run_id, f"{store.host}:{store.port}")
+    for key in keys:
+        if not key.startswith(STATE_PREFIX):
+            store.delete_key(key)
+
+
+def _refuse_other_runs(keys: list[str], run_id: str, where: str) -> None:
+    own = state_key(run_id)
+    rendezvous = [key for key in keys if key.startswith(STATE_PREFIX)]
+    others = [key for key in rendezvous if key != own and not key.startswith(f"{own}.")]
+    if others:
+        raise RendezvousConnectionError(
+            f"the c10d store at {where} serves another run too: {min(others)}"
+        )
 
 
 def connect(

@@ -18,7 +18,8 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.c10d.backend import STATE_PREFIX, C10dRendezvousBackend, state_key
+from elasticjob_rendezvous.c10d import native
+from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend
 from elasticjob_rendezvous.dynamic.create import create_handler as create_dynamic_handler
 from elasticjob_rendezvous.dynamic.endpoint import (
     DEFAULT_C10D_PORT,
@@ -33,8 +34,6 @@ from elasticjob_rendezvous.protocol.text import echoed
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_SECONDS = 60
-EMPTY_SECONDS = 10
-"""Default timeout of the connection that empties a store."""
 _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
@@ -97,47 +96,7 @@ def sharing(params: RendezvousParameters, store: Any) -> Sharing:
     if params.backend == "c10d" and hasattr(store, "port"):
         host, _ = parse_endpoint(params.endpoint, DEFAULT_C10D_PORT)
         lasting = RendezvousStoreInfo(host, store.port)
-    return Sharing(partial(emptied, params.run_id), lasting)
-
-
-def emptied(run_id: str, host: str, port: int, timeout_seconds: int = EMPTY_SECONDS) -> None:
-    """Delete all keys of a TCPStore but those of this run's rendezvous.
-
-    Raises:
-        RendezvousConnectionError: the store is unreachable or also serves another run, or torch
-            is missing.
-    """
-    try:
-        empty(_connected(host, port, False, timeout_seconds), run_id, f"{host}:{port}")
-    except RendezvousConnectionError:
-        raise
-    except (RendezvousError, *_FAILURES) as error:
-        raise RendezvousConnectionError(
-            f"could not empty the c10d store at {host}:{port}: {error}"
-        ) from error
-
-
-def empty(store: Any, run_id: str, where: str) -> None:
-    """Delete all keys of a store but those of this run's rendezvous.
-
-    Raises:
-        RendezvousConnectionError: the store also serves another run.
-    """
-    keys: list[str] = store.list_keys()
-    _refuse_other_runs(keys, run_id, where)
-    for key in keys:
-        if not key.startswith(STATE_PREFIX):
-            store.delete_key(key)
-
-
-def _refuse_other_runs(keys: list[str], run_id: str, where: str) -> None:
-    own = state_key(run_id)
-    rendezvous = [key for key in keys if key.startswith(STATE_PREFIX)]
-    others = [key for key in rendezvous if key != own and not key.startswith(f"{own}.")]
-    if others:
-        raise RendezvousConnectionError(
-            f"the c10d store at {where} serves another run too: {min(others)}"
-        )
+    return Sharing(partial(native.emptied, params.run_id), lasting)
 
 
 def _tcp_store(host: str, port: int, is_host: bool | None, read_timeout: int) -> Any:

@@ -314,13 +314,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _bootstrap(self, held: RankAssignment) -> RendezvousStoreInfo | None:
         """Publish MASTER_* or wait for them; return None if the round ended first."""
-        if held.rank == 0:
-            return self._kv(lambda: self._masters.publish(held))
+        call = self._masters.publish if held.rank == 0 else self._masters.find
         monotonic = self._actor.clock.monotonic
         began = monotonic()
         pause = 0.01
         while (waited := monotonic() - began) < self._publish_seconds:
-            info = self._kv(partial(self._masters.find, held, waited))
+            info = self._kv(partial(call, held, waited))
             if info is not None:
                 return info
             if self._actor.leaving:
@@ -331,10 +330,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return None
             self._actor.wait(pause)
             pause = min(0.2, 2 * pause)
-        raise RendezvousTimeoutError(
+        raise RendezvousTimeoutError(self._unpublished(held))
+
+    def _unpublished(self, held: RankAssignment) -> str:
+        remedy = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+        if held.rank == 0:
+            return (
+                f"the store that torch's nodes use in round {held.round} did not answer within "
+                f"{self._publish_seconds:g} s: {self._masters.silent}; restart the node that hosts "
+                f"it, or {remedy}"
+            )
+        return (
             f"{held.master}, rank 0 of round {held.round}, did not publish its MASTER_ADDR within "
             f"{self._publish_seconds:g} s; if it is a node of torch's own, the agent that hosted "
-            "the workers' store is gone: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+            f"the workers' store is gone: {remedy}"
         )
 
     def _broken(self, held: RankAssignment) -> bool:

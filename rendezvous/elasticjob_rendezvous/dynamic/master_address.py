@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import socket
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousStateError,
     RendezvousStoreInfo,
+    RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, RankAssignment, is_torch_node
 from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
@@ -51,7 +52,10 @@ def published(store: Any) -> RendezvousStoreInfo | None:
         return None
     address, port = store.get(MASTER_ADDR), store.get(MASTER_PORT)
     try:
-        return RendezvousStoreInfo(address.decode(), int(port))
+        info = RendezvousStoreInfo(address.decode(), int(port))
+        if not 0 < info.master_port < 1 << 16:
+            raise ValueError("no such port")
+        return info
     except ValueError as error:
         raise RendezvousStateError(
             f"rank 0 published an invalid address or port: {address!r}, {port!r}"
@@ -62,6 +66,8 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3.0
 """Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
+ABSENT_SECONDS = 10.0
+"""Wait for a store that accepts connections and does not answer, of an agent outside the round."""
 PROBE_SECONDS = 1.0
 LOOK_BACK_ROUNDS = 100
 
@@ -71,8 +77,9 @@ class Sharing:
     """Access to torch's shared stores.
 
     Args:
-        empty: deletes the workers' keys in the TCPStore at an address and port; raises
-            RendezvousConnectionError.
+        empty: deletes the workers' keys in the TCPStore at an address and port. Raises
+            RendezvousTimeoutError if the store does not answer in time, and
+            RendezvousConnectionError if it is gone or cannot be used.
         lasting: address of the backend's own TCPStore, if it has one.
     """
 
@@ -80,8 +87,22 @@ class Sharing:
     lasting: RendezvousStoreInfo | None = None
 
 
+class _Probe(enum.Enum):
+    ACCEPTED = enum.auto()
+    REFUSED = enum.auto()
+    UNREACHABLE = enum.auto()
+    """No answer, no route or no such name: the machine or its network is gone or busy."""
+
+
+class _NoAnswer(Exception):
+    """Missing answer of a store that torch's agents use."""
+
+
 class Masters:
     """Publisher and reader of the bootstrap addresses for one node.
+
+    torch's agents keep the address of their first round. A store that one of them hosts is
+    therefore replaced only once its host is gone: a store that answers late is waited for.
 
     Args:
         node: this node.
@@ -99,13 +120,25 @@ class Masters:
         self._host: NodeDesc | None = None
         self.shared = False
         """True if an agent hosts the workers' store of the present round."""
+        self.silent = ""
+        """Address and error of the store that the last call waited for, if any."""
 
-    def publish(self, held: RankAssignment) -> RendezvousStoreInfo:
-        """Publish the bootstrap address of this round, as rank 0."""
+    def publish(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
+        """Publish the bootstrap address of this round, as rank 0.
+
+        Return None while a store that torch's agents use does not answer. The caller calls again.
+        """
         store = self._store_of(held.round)
         self.shared = False
-        if held.torch_nodes and (info := self._adopted(held) or self._lasting()) is not None:
-            return publish(store, info.master_addr, info.master_port)
+        if held.torch_nodes:
+            try:
+                info = self._adopted(held, waited_seconds) or self._lasting()
+            except _NoAnswer as error:
+                self._note_silent(str(error))
+                return None
+            self.silent = ""
+            if info is not None:
+                return publish(store, info.master_addr, info.master_port)
         if self._port is None or not held.torch_nodes:
             self.close()
             self._port = HeldPort()
@@ -119,7 +152,12 @@ class Masters:
         if info is None and silent:
             if held.master != self._host and waited_seconds < SILENT_SECONDS:
                 return None
-            if (info := self._adopted(held)) is not None:
+            try:
+                info = self._adopted(held, waited_seconds)
+            except _NoAnswer as error:
+                self._note_silent(str(error))
+                return None
+            if info is not None:
                 publish(store, info.master_addr, info.master_port)
         if info is not None:
             self._host = held.master if silent else None
@@ -131,31 +169,55 @@ class Masters:
             self._port.close()
             self._port = None
 
-    def _adopted(self, held: RankAssignment) -> RendezvousStoreInfo | None:
+    def _note_silent(self, text: str) -> None:
+        if text != self.silent:
+            log.warning("%s: waiting for the store that torch's agents use: %s", self._node, text)
+        self.silent = text
+
+    def _adopted(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
         """Return the emptied store that an agent has hosted since an earlier round, if any.
 
         Its host may be a torch node outside this round: the torch nodes in it may still use it.
+
+        Raises:
+            _NoAnswer: its host may still be there.
         """
         info = self._earlier(held.round)
         if info is None or (self._port is not None and info.master_port == self._port.number):
             return None
-        return info if _listens(info) and self._emptied(info) else None
+        hosted = any(node.addr == info.master_addr for node in held.torch_nodes)
+        answer = _probe(info)
+        if answer is _Probe.UNREACHABLE and hosted:
+            raise _NoAnswer(f"no connection to {_where(info)}")
+        if answer is not _Probe.ACCEPTED:
+            return None
+        try:
+            return info if self._emptied(info) else None
+        except _NoAnswer:
+            if hosted or waited_seconds < ABSENT_SECONDS:
+                raise
+            return None
 
     def _lasting(self) -> RendezvousStoreInfo | None:
-        """Return the backend's own store, emptied; None if there is none or emptying failed."""
+        """Return the backend's own store, emptied; None if there is none or it cannot be used.
+
+        Raises:
+            _NoAnswer: it does not answer in time.
+        """
         info = None if self._sharing is None else self._sharing.lasting
         return info if info is not None and self._emptied(info) else None
 
     def _emptied(self, info: RendezvousStoreInfo) -> bool:
         if self._sharing is None:
             return False
-        where = f"{info.master_addr}:{info.master_port}"
         try:
             self._sharing.empty(info.master_addr, info.master_port)
+        except RendezvousTimeoutError as error:
+            raise _NoAnswer(str(error)) from error
         except RendezvousConnectionError as error:
-            log.warning("%s: the store at %s is not used: %s", self._node, where, error)
+            log.warning("%s: the store at %s is not used: %s", self._node, _where(info), error)
             return False
-        log.info("%s: the workers share the store at %s", self._node, where)
+        log.info("%s: the workers share the store at %s", self._node, _where(info))
         self.shared = True
         return True
 
@@ -167,10 +229,17 @@ class Masters:
         return None
 
 
-def _listens(info: RendezvousStoreInfo) -> bool:
-    """Return True if a server listens: an agent, since the last round's workers have ended."""
-    with suppress(OSError):
+def _where(info: RendezvousStoreInfo) -> str:
+    return f"{info.master_addr}:{info.master_port}"
+
+
+def _probe(info: RendezvousStoreInfo) -> _Probe:
+    """Connect to the server: an agent's, since the last round's workers have ended."""
+    try:
         address = (info.master_addr, info.master_port)
         with socket.create_connection(address, PROBE_SECONDS):
-            return True
-    return False
+            return _Probe.ACCEPTED
+    except ConnectionRefusedError:
+        return _Probe.REFUSED
+    except (OSError, ValueError):  # ValueError: not a name that can be resolved
+        return _Probe.UNREACHABLE

@@ -48,6 +48,7 @@ UNHEARD_MS = 10_000
 CANCEL_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 """Timeout of one attempt: the address of a lost host may never answer."""
+MIN_CONNECT_SECONDS = 0.1
 RETRY_SECONDS = 0.2
 
 T = TypeVar("T")
@@ -262,25 +263,26 @@ class TCPStore:
     def _connect_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
+            left = max(MIN_CONNECT_SECONDS, deadline - time.monotonic())
             try:
                 with self._lock, self._explained("cannot be reached"):
-                    self._connected()
+                    self._connected(min(CONNECT_SECONDS, left))
                 return
             except StoreGone:
                 if time.monotonic() + RETRY_SECONDS > deadline:
                     raise
             time.sleep(RETRY_SECONDS)
 
-    def _connected(self) -> socket.socket:
+    def _connected(self, seconds: float = CONNECT_SECONDS) -> socket.socket:
         if self._closed:
             raise OSError("this client is closed")
-        made = socket.create_connection((self.host, self.port), CONNECT_SECONDS)
+        made = socket.create_connection((self.host, self.port), seconds)
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(made)
             nonce, wire = secrets.randbits(32), _Wire(made)
             wire.send(hello(nonce))
-            if wire.number(U32, CONNECT_SECONDS) != nonce:
+            if wire.number(U32, seconds) != nonce:
                 raise Malformed("not a TCPStore, or one older than torch 2.4")
         except BaseException:
             made.close()

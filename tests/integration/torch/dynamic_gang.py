@@ -28,7 +28,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Parameters of a member: `store` is tcp, file or etcd-v2."""
+    """Parameters of a member: `store` is tcp, file or etcd-v2.
+
+    `sharing`: torch's agents host the workers' store, as by default.
+    """
 
     kind: Kind
     store: str
@@ -37,6 +40,7 @@ class Plan:
     min_nodes: int
     max_nodes: int
     settings: dict[str, Any] = field(default_factory=dict)
+    sharing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Node:
     """Operations of a member."""
 
     def __init__(self, plan: Plan) -> None:
-        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = str(int(not plan.sharing))
         self._handler = _HANDLERS[plan.kind, plan.store](plan)
         self._store: Any = None
 
@@ -66,6 +70,14 @@ class Node:
         master = info.bootstrap_store_info
         number = getattr(info, "round", -1)
         return Joined(info.rank, info.world_size, (master.master_addr, master.master_port), number)
+
+    def participants(self) -> int:
+        """Return the number of nodes in the round of the last state that the member read."""
+        return len(self._handler._actor.shared.state.participants)
+
+    def awaited_store(self) -> str:
+        """Return the error of the torch agent's store for which the member waits, if any."""
+        return str(self._handler._masters.silent)
 
     def waiting(self) -> int:
         return int(self._handler.num_nodes_waiting())
@@ -261,7 +273,7 @@ class Gang:
             self.endpoint = endpoint
         self.members: list[Member] = []
 
-    def add(self, *kinds: Kind, **settings: Any) -> list[Member]:
+    def add(self, *kinds: Kind, sharing: bool = False, **settings: Any) -> list[Member]:
         """Start members with consecutive addresses; do not wait for them."""
         added: list[Member] = []
         for kind in kinds:
@@ -276,6 +288,7 @@ class Gang:
                 self._plan.min_nodes,
                 self._plan.max_nodes,
                 settings,
+                sharing,
             )
             added.append(Member(plan))
             self.members.append(added[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,9 +18,11 @@ from elasticjob_rendezvous.api import (
     RendezvousError,
     RendezvousParameters,
     RendezvousStateError,
+    RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend
-from elasticjob_rendezvous.c10d.stores import emptied, sharing
+from elasticjob_rendezvous.c10d.native import emptied
+from elasticjob_rendezvous.c10d.stores import sharing
 from elasticjob_rendezvous.dynamic import wire
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, completed, redundant
 from tests.integration.etcd_server import Ports
@@ -166,6 +169,14 @@ def test_store_of_another_run_is_left_unchanged() -> None:
 def test_absent_store_cannot_be_cleared(port: int) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}"):
         emptied("run", "127.0.0.1", port, timeout_seconds=1)
+
+
+def test_silent_store_is_told_from_an_absent_one() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(RendezvousTimeoutError, match="timed out"),
+    ):
+        emptied("run", "127.0.0.1", silent.getsockname()[1], timeout_seconds=0.2)
 
 
 def test_tcp_store_serves_workers_of_mixed_gang_and_file_store_does_not(tmp_path: Path) -> None:

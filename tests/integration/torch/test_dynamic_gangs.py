@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,6 +299,25 @@ def test_paused_torch_member_is_removed_by_native_member(gang: MakeGang) -> None
     torchs.signal(signal.SIGSTOP)
     until(lambda: one.call("waiting") > 0 and two.call("waiting") > 0, "the loss to be seen")
     agree(join(one, two))
+
+
+def test_store_of_a_paused_torch_agent_stays_the_workers_store(gang: MakeGang) -> None:
+    g = gang("tcp", 1, 3)
+    patient: dict[str, Any] = {"last_call_timeout": 6, "keep_alive_interval": 20}
+    (theirs,) = g.add(TORCH, sharing=True, **patient)
+    (alone,) = join(theirs)
+    (ours,) = g.add(OURS, **patient)
+    joins = [ours.start("join")]
+    until(lambda: theirs.call("waiting") == 1, "the node of ours to wait")
+    joins.append(theirs.start("join"))
+    until(lambda: ours.call("participants") == 2, "both nodes to be in the round")
+    theirs.signal(signal.SIGSTOP)
+    until(lambda: ours.call("awaited_store") != "", "rank 0 to wait for the store")
+    assert not joins[0].done()
+    theirs.signal(signal.SIGCONT)
+    rounds = [each.result() for each in joins]
+    agree(rounds)
+    assert rounds[0].master == alone.master
 
 
 JOINS_UNTIL_SIGTERM = """

@@ -21,11 +21,14 @@ from elasticjob_rendezvous.api import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
+    RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler, create_handler, wire
+from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
 from elasticjob_rendezvous.dynamic.core.state import OUR_LOCAL_IDS, NodeDesc, State, completed
 from elasticjob_rendezvous.dynamic.handler import new_node
+from elasticjob_rendezvous.dynamic.master_address import Sharing
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore
 from tests.unit.rendezvous.dynamic.builders import UTC_NOW, MemoryBackend, MemoryStore
 
@@ -392,3 +395,45 @@ def test_defaults_match_torch() -> None:
     assert settings.timeout.join == timedelta(seconds=600)
     assert settings.keep_alive_interval == timedelta(seconds=5)
     assert settings.keep_alive_max_attempt == 3
+
+
+class SlowStore:
+    """Torch's shared store, which does not answer the first `silent` requests."""
+
+    def __init__(self, silent: float) -> None:
+        self.left = silent
+
+    def empty(self, address: str, port: int) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise RendezvousTimeoutError(f"the store at {address}:{port} failed to answer")
+
+
+def beside_torch(g: Gang, store: SlowStore, publish_seconds: float) -> DynamicRendezvousHandler:
+    """Return a handler of ours whose first round has one of torch's nodes."""
+    theirs = NodeDesc("theirs", 1, 0)
+    g.state = State(participants={theirs: 0}, last_heartbeats={theirs: UTC_NOW})
+    made = DynamicRendezvousHandler(
+        new_node("ours"),
+        RendezvousSettings("run", 2, 2, RendezvousTimeout(), timedelta(seconds=5), 3),
+        g.backend,
+        g.store,
+        sharing=Sharing(store.empty, RendezvousStoreInfo("host", 29400)),
+        publish_seconds=publish_seconds,
+    )
+    g.handlers.append(made)
+    return made
+
+
+def test_rank_0_waits_for_the_store_of_torchs_nodes(gang) -> None:
+    g = gang()
+    (info,) = g.joined(beside_torch(g, SlowStore(silent=3), publish_seconds=60.0))
+    assert info.rank == 0
+    assert info.bootstrap_store_info == RendezvousStoreInfo("host", 29400)
+
+
+def test_silent_store_of_torchs_nodes_is_named(gang) -> None:
+    g = gang()
+    handler = beside_torch(g, SlowStore(silent=float("inf")), publish_seconds=0.1)
+    with pytest.raises(RendezvousTimeoutError, match=r"within 0.1 s: the store at host:29400"):
+        g.joined(handler)

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousStoreInfo
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
 from elasticjob_rendezvous.dynamic import master_address
 from elasticjob_rendezvous.dynamic.core.state import (
     MASTER,
@@ -20,7 +25,12 @@ from elasticjob_rendezvous.dynamic.core.state import (
     in_rank_order,
     name_of,
 )
-from elasticjob_rendezvous.dynamic.master_address import SILENT_SECONDS, Masters, Sharing
+from elasticjob_rendezvous.dynamic.master_address import (
+    ABSENT_SECONDS,
+    SILENT_SECONDS,
+    Masters,
+    Sharing,
+)
 from tests.unit.rendezvous.dynamic.builders import MemoryStore
 
 
@@ -82,6 +92,7 @@ class Rounds:
         self.stores: dict[int, MemoryStore] = {}
         self.emptied: list[int] = []
         self.fails = False
+        self.silent = False
 
     def store(self, number: int) -> MemoryStore:
         return self.stores.setdefault(number, MemoryStore())
@@ -89,6 +100,8 @@ class Rounds:
     def empty(self, address: str, port: int) -> None:
         if self.fails:
             raise RendezvousConnectionError("away")
+        if self.silent:
+            raise RendezvousTimeoutError("no answer")
         self.emptied.append(port)
 
     def masters(self, node: NodeDesc, lasting: RendezvousStoreInfo | None = None) -> Masters:
@@ -115,20 +128,26 @@ def assignment(number: int, node: NodeDesc, *roster: NodeDesc) -> RankAssignment
     return RankAssignment(number, ranks[node], ranks)
 
 
+def publish(masters: Masters, held: RankAssignment) -> RendezvousStoreInfo:
+    info = masters.publish(held, 0.0)
+    assert info is not None
+    return info
+
+
 HOST = torch_nodes("127.0.0.1")
 """Torch's node, with an address at which a test can listen."""
 
 
 def test_without_torch_nodes_every_round_has_its_own_port(rounds: Rounds) -> None:
     masters = rounds.masters(A)
-    ports = {masters.publish(assignment(number, A, A, C)).master_port for number in range(2)}
+    ports = {publish(masters, assignment(number, A, A, C)).master_port for number in range(2)}
     assert len(ports) == 2
     masters.close()
 
 
 def test_with_torch_nodes_the_own_port_stays(rounds: Rounds) -> None:
     masters = rounds.masters(A)
-    ports = {masters.publish(assignment(number, A, A, B)).master_port for number in range(3)}
+    ports = {publish(masters, assignment(number, A, A, B)).master_port for number in range(3)}
     assert len(ports) == 1
     assert not masters.shared
     assert rounds.emptied == []
@@ -139,11 +158,11 @@ def test_own_rank_0_reuses_the_store_of_the_torch_agent(rounds: Rounds, agents_s
     master_address.publish(rounds.store(2), HOST.addr, agents_store)
     masters = rounds.masters(A)
     held = assignment(5, A, A, HOST)
-    assert masters.publish(held).master_port == agents_store
+    assert publish(masters, held).master_port == agents_store
     assert masters.shared
     assert rounds.emptied == [agents_store]
     assert rounds.published(5) == RendezvousStoreInfo(HOST.addr, agents_store)
-    assert masters.publish(assignment(6, A, A, C)).master_port != agents_store, "torch's has gone"
+    assert publish(masters, assignment(6, A, A, C)).master_port != agents_store, "torch's has gone"
     assert not masters.shared
     masters.close()
 
@@ -153,7 +172,7 @@ def test_store_without_a_host_is_not_used(rounds: Rounds) -> None:
         port = listening.getsockname()[1]
     master_address.publish(rounds.store(0), HOST.addr, port)
     masters = rounds.masters(A)
-    assert masters.publish(assignment(1, A, A, HOST)).master_port != port
+    assert publish(masters, assignment(1, A, A, HOST)).master_port != port
     assert not masters.shared
     masters.close()
 
@@ -163,14 +182,14 @@ def test_store_of_a_torch_node_that_missed_the_round_is_kept(
 ) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
-    assert masters.publish(assignment(1, A, A, B)).master_port == agents_store, "it will be back"
+    assert publish(masters, assignment(1, A, A, B)).master_port == agents_store, "it will be back"
 
 
 def test_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     rounds.fails = True
     masters = rounds.masters(A)
-    assert masters.publish(assignment(1, A, A, HOST)).master_port != agents_store
+    assert publish(masters, assignment(1, A, A, HOST)).master_port != agents_store
     assert not masters.shared
     masters.close()
 
@@ -203,11 +222,11 @@ def test_backend_store_serves_all_rounds(rounds: Rounds) -> None:
     lasting = RendezvousStoreInfo("host", 29400)
     for number, node in enumerate((A, C, A)):
         masters = rounds.masters(node, lasting)
-        assert masters.publish(assignment(number, node, node, B)) == lasting
+        assert publish(masters, assignment(number, node, node, B)) == lasting
         assert masters.shared
     assert rounds.emptied == [29400] * 3
     alone = rounds.masters(A, lasting)
-    assert alone.publish(assignment(3, A, A, C)) != lasting, (
+    assert publish(alone, assignment(3, A, A, C)) != lasting, (
         "without torch's nodes it is not needed"
     )
     assert not alone.shared
@@ -219,13 +238,13 @@ def test_store_of_the_torch_agent_precedes_the_backend_store(
 ) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A, RendezvousStoreInfo("host", 29400))
-    assert masters.publish(assignment(1, A, A, HOST)).master_port == agents_store
+    assert publish(masters, assignment(1, A, A, HOST)).master_port == agents_store
 
 
 def test_without_torch_nodes_the_own_port_is_used(rounds: Rounds, agents_store: int) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = Masters(A, rounds.store, None)
-    assert masters.publish(assignment(1, A, A, HOST)).master_port != agents_store
+    assert publish(masters, assignment(1, A, A, HOST)).master_port != agents_store
     masters.close()
 
 
@@ -233,3 +252,82 @@ def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
     assert masters.find(assignment(1, A, C, A, HOST), 60.0) is None
+
+
+LASTING = RendezvousStoreInfo("host", 29400)
+
+
+def test_store_of_a_torch_node_of_the_round_is_kept_while_it_does_not_answer(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A, LASTING)
+    held = assignment(1, A, A, HOST)
+    rounds.silent = True
+    assert masters.publish(held, 0.0) is None
+    assert masters.publish(held, 10 * ABSENT_SECONDS) is None
+    assert rounds.published(1) is None
+    assert masters.silent
+    rounds.silent = False
+    assert publish(masters, held).master_port == agents_store
+    assert not masters.silent
+
+
+def test_store_of_an_absent_torch_node_is_replaced_after_a_wait(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = assignment(1, A, A, B)
+    rounds.silent = True
+    assert masters.publish(held, ABSENT_SECONDS - 0.1) is None
+    info = masters.publish(held, ABSENT_SECONDS)
+    assert info is not None
+    assert info.master_port != agents_store
+    masters.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(TimeoutError, True), (OSError, True), (UnicodeError, True), (ConnectionRefusedError, False)],
+)
+def test_unreachable_store_of_a_torch_node_of_the_round_is_awaited(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, error: type[Exception], waits: bool
+) -> None:
+    def connect(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    master_address.publish(rounds.store(0), B.addr, 29500)
+    masters = rounds.masters(A, LASTING)
+    assert masters.publish(assignment(1, A, A, B), 0.0) == (None if waits else LASTING)
+    assert masters.publish(assignment(1, A, A, D), 0.0) == LASTING, "its host is gone"
+
+
+def test_backend_store_is_awaited_while_it_does_not_answer(rounds: Rounds) -> None:
+    masters = rounds.masters(A, LASTING)
+    held = assignment(0, A, A, B)
+    rounds.silent = True
+    assert masters.publish(held, 10 * ABSENT_SECONDS) is None
+    rounds.silent = False
+    assert publish(masters, held) == LASTING
+
+
+def test_silent_store_of_a_silent_torch_rank_0_is_awaited(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = assignment(1, A, HOST, A)
+    rounds.silent = True
+    assert masters.find(held, SILENT_SECONDS) is None
+    rounds.silent = False
+    assert masters.find(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "many"])
+def test_invalid_port_is_an_error(rounds: Rounds, port: str) -> None:
+    rounds.store(0).set("MASTER_ADDR", b"a")
+    rounds.store(0).set("MASTER_PORT", port.encode())
+    with pytest.raises(RendezvousStateError, match=port):
+        rounds.published(0)
