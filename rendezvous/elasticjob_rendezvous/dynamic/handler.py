@@ -10,7 +10,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     NodeDesc,
     RankAssignment,
     State,
+    addr_of_ours,
     assignment,
     gone,
     moved_on,
@@ -389,4 +390,5 @@ def _round_store(prefixed: Prefixed, settings: RendezvousSettings, store: Any, n
 def new_node(local_addr: str | None) -> NodeDesc:
     """Return a new unique node name, distinct from torch's handlers and other pid namespaces."""
     local_id = _process_base + next(_handler_numbers)
-    return NodeDesc(local_addr or socket.getfqdn(), os.getpid(), local_id)
+    addr = addr_of_ours(local_addr or socket.getfqdn(), datetime.now(UTC))
+    return NodeDesc(addr, os.getpid(), local_id)

@@ -142,7 +142,7 @@ class Masters:
         if self._port is None or not held.torch_nodes:
             self.close()
             self._port = HeldPort()
-        return publish(store, self._node.addr, self._port.number)
+        return publish(store, self._node.host, self._port.number)
 
     def find(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
         """Return the bootstrap address of this round if known, as any other rank."""
@@ -185,7 +185,7 @@ class Masters:
         info = self._earlier(held.round)
         if info is None or (self._port is not None and info.master_port == self._port.number):
             return None
-        hosted = any(node.addr == info.master_addr for node in held.torch_nodes)
+        hosted = any(node.host == info.master_addr for node in held.torch_nodes)
         answer = _probe(info)
         if answer is _Probe.UNREACHABLE and hosted:
             raise _NoAnswer(f"no connection to {_where(info)}")

@@ -61,6 +61,7 @@ class Node:
 
     def __init__(self, plan: Plan) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = str(int(not plan.sharing))
+        self._kind = plan.kind
         self._handler = _HANDLERS[plan.kind, plan.store](plan)
         self._store: Any = None
 
@@ -73,7 +74,9 @@ class Node:
 
     def participants(self) -> int:
         """Return the number of nodes in the round of the last state that the member read."""
-        return len(self._handler._actor.shared.state.participants)
+        theirs = self._kind is Kind.TORCH
+        state = (self._handler._state_holder if theirs else self._handler._actor.shared).state
+        return len(state.participants)
 
     def awaited_store(self) -> str:
         """Return the error of the torch agent's store for which the member waits, if any."""

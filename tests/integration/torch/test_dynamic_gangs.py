@@ -252,7 +252,8 @@ def test_torch_and_native_members_form_one_gang(
     calls.append(members[3].start("join"))
     first = [call.result() for call in calls]
     agree(first)
-    assert [each.rank for each in first] == [0, 1, 2, 3]
+    kinds = [*before, completer]
+    assert 0 in [one.rank for one, kind in zip(first, kinds, strict=True) if kind is OURS]
     second = join(*members)
     agree(second)
     # A plain torchrun keeps the address of its first round, whatever is published later.
@@ -318,6 +319,30 @@ def test_store_of_a_paused_torch_agent_stays_the_workers_store(gang: MakeGang) -
     rounds = [each.result() for each in joins]
     agree(rounds)
     assert rounds[0].master == alone.master
+
+
+@pytest.mark.parametrize("store", ["tcp", "etcd-v2"])
+def test_torch_members_that_fill_the_gang_keep_its_workers_store(
+    gang: MakeGang, store: str
+) -> None:
+    """torch's nodes remember the store of their first round, and complete a full round."""
+    g = gang(store, 4, 4)
+    theirs = g.add(TORCH, TORCH, sharing=True)
+    ours = g.add(OURS, OURS)
+    joins = [member.start("join") for member in theirs]
+    until(lambda: all(member.call("participants") == 2 for member in theirs), "torch's to join")
+    joins += [member.start("join") for member in ours]
+    first = agreed_store([each.result() for each in joins])
+    for _ in range(2):
+        joins = [member.start("join") for member in ours]
+        until(lambda: all(member.call("participants") == 2 for member in ours), "ours to join")
+        joins += [member.start("join") for member in theirs]
+        assert agreed_store([each.result() for each in joins]) == first
+
+
+def agreed_store(rounds: list[Joined]) -> tuple[str, int]:
+    agree(rounds)
+    return rounds[0].master
 
 
 JOINS_UNTIL_SIGTERM = """

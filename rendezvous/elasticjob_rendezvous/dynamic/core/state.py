@@ -27,13 +27,16 @@ Not written if there is a lasting store, since the choice of rank 0 then does no
 _DIGITS = re.compile(r"([0-9]+)")
 OUR_LOCAL_IDS = 1 << 30
 """Minimum `local_id` of our nodes. torch numbers the handlers of a process from 0."""
+OURS_FIRST = "!"
+"""Prefix of our nodes' `addr`, below the first character of every host name and address."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDesc:
     """Name of one handler: address of its host, process id, and number within the process.
 
-    The node publishes `addr` as MASTER_ADDR if it becomes rank 0.
+    The `addr` of our nodes begins with a prefix and their age (`addr_of_ours`). torch's nodes give
+    rank 0 to the first node in the order of these fields, which is therefore the oldest of ours.
     """
 
     addr: str
@@ -41,7 +44,18 @@ class NodeDesc:
     local_id: int
 
     def __str__(self) -> str:
-        return f"{self.addr}_{self.pid}_{self.local_id}"
+        return f"{self.host}_{self.pid}_{self.local_id}"
+
+    @property
+    def host(self) -> str:
+        """Address of the host, published as MASTER_ADDR if the node becomes rank 0."""
+        _, _, host = self.addr.partition(" ") if self.addr.startswith(OURS_FIRST) else ("", "", "")
+        return host or self.addr
+
+
+def addr_of_ours(host: str, created: datetime) -> str:
+    """Return the `addr` of a node of ours that was created at that time."""
+    return f"{OURS_FIRST}{int(created.timestamp() * 1000):015d} {host}"
 
 
 def rank_order(node: NodeDesc) -> tuple[object, ...]:
@@ -50,11 +64,11 @@ def rank_order(node: NodeDesc) -> tuple[object, ...]:
     The node that completes a round assigns its ranks and all others read them, so nodes with
     either order can share a round.
     """
-    parts = _DIGITS.split(node.addr)
+    parts = _DIGITS.split(node.host)
     numbers = [digits.lstrip("0") for digits in parts[1::2]]
     # A number as (length, digits), which allows any length.
     natural = (parts[0], *zip(map(len, numbers), numbers, parts[2::2], strict=True))
-    return (natural, node.addr, node.pid, node.local_id)
+    return (natural, *name_of(node))
 
 
 def is_torch_node(node: NodeDesc) -> bool:
@@ -63,7 +77,9 @@ def is_torch_node(node: NodeDesc) -> bool:
 
 
 def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list[NodeDesc]:
-    """Return the nodes in rank order.
+    """Return the nodes in rank order. In a mixed gang one of ours has rank 0, if it can.
+
+    It is the one that torch's nodes would choose, too, unless there was another rank 0 before.
 
     Args:
         last_master: `name_of` the last rank 0 that one of our nodes assigned; other values match
@@ -73,7 +89,8 @@ def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list
     ours = [node for node in ordered if not is_torch_node(node)]
     if len(ours) in (0, len(ordered)):
         return ordered
-    master = next((node for node in ordered if name_of(node) == last_master), ours[0])
+    first = min(ours, key=name_of)
+    master = next((node for node in ordered if name_of(node) == last_master), first)
     return [master, *(node for node in ordered if node != master)]
 
 

@@ -252,7 +252,7 @@ def test_removed_node_detects_that_it_must_rejoin(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     g.joined(*two)
-    lost = next(node for node in g.state.participants if node.addr == "node-0")
+    lost = next(node for node in g.state.participants if node.host == "node-0")
     g.state = replace(
         g.state,
         participants={n: r for n, r in g.state.participants.items() if n != lost},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     NodeDesc,
     RankAssignment,
     State,
+    addr_of_ours,
     completed,
     in_rank_order,
     name_of,
@@ -72,6 +74,18 @@ A, B, C, D = ours("a"), torch_nodes("b"), ours("c"), torch_nodes("d")
 )
 def test_rank_0_selection(participants: list[NodeDesc], last: object, expected: Any) -> None:
     assert in_rank_order(participants, last) == expected
+
+
+def test_oldest_of_ours_is_first_in_torchs_order_and_in_ours() -> None:
+    later, earlier = (
+        NodeDesc(addr_of_ours(host, datetime.fromtimestamp(seconds, UTC)), 7, OUR_LOCAL_IDS)
+        for host, seconds in (("a", 2_000_000_000), ("z", 999_999_999.5))
+    )
+    names = ("0", "127.0.0.1", "::1", "[::1]", "-", ".", "a")
+    nodes = [later, *map(torch_nodes, names), earlier]
+    assert min(map(name_of, nodes)) == name_of(earlier), "torch compares these fields"
+    assert in_rank_order(nodes, None)[0] == earlier
+    assert (earlier.host, str(later)) == ("z", f"a_7_{OUR_LOCAL_IDS}")
 
 
 def test_master_is_recorded_only_in_mixed_gangs() -> None:
