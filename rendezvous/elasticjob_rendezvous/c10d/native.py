@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
-    RendezvousError,
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.c10d.backend import (
@@ -92,26 +92,31 @@ class RecoveringBackend(C10dRendezvousBackend):
 def emptied(run_id: str, host: str, port: int, timeout_seconds: float = EMPTY_SECONDS) -> None:
     """Delete all keys of a TCPStore except those of this run; see `master_address.Sharing`.
 
+    Args:
+        timeout_seconds: timeout of the connection, and of each request.
+
     Raises:
-        RendezvousTimeoutError: the store accepts connections and does not answer in time.
-        RendezvousConnectionError: no store is there, it is older than torch 2.10 (and cannot
+        RendezvousTimeoutError: the store accepts the connection and does not answer in time.
+        RendezvousConnectionError: no store is reachable there, it is older than torch 2.10 (and cannot
             list its keys), or it also serves another run.
     """
+    store = None
     try:
-        store = TCPStore(host, port, timedelta(seconds=timeout_seconds))
-    except StoreGone as error:
-        raise _failure(error) from error
+        socket.create_connection((host, port), timeout_seconds).close()
+    except OSError as error:
+        raise RendezvousConnectionError(
+            f"the store at {host}:{port} cannot be reached: {error}"
+        ) from error
     try:
+        store = TCPStore(host, port, timedelta(seconds=timeout_seconds), timeout_seconds)
         _empty(store, run_id)
     except (StoreGone, StoreTimeout) as error:
-        raise _failure(error) from error
+        silent = isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
+        kind = RendezvousTimeoutError if silent else RendezvousConnectionError
+        raise kind(str(error)) from error
     finally:
-        store.close()
-
-
-def _failure(error: StoreGone | StoreTimeout) -> RendezvousError:
-    silent = isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError)
-    return (RendezvousTimeoutError if silent else RendezvousConnectionError)(str(error))
+        if store is not None:
+            store.close()
 
 
 def _empty(store: TCPStore, run_id: str) -> None:

@@ -331,20 +331,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return None
             self._actor.wait(pause)
             pause = min(0.2, 2 * pause)
-        raise RendezvousTimeoutError(self._unpublished(held))
-
-    def _unpublished(self, held: RankAssignment) -> str:
-        remedy = "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
-        if held.rank == 0:
-            return (
-                f"the store that torch's nodes use in round {held.round} did not answer within "
-                f"{self._publish_seconds:g} s: {self._masters.silent}; restart the node that hosts "
-                f"it, or {remedy}"
-            )
-        return (
+        raise RendezvousTimeoutError(
             f"{held.master}, rank 0 of round {held.round}, did not publish its MASTER_ADDR within "
             f"{self._publish_seconds:g} s; if it is a node of torch's own, the agent that hosted "
-            f"the workers' store is gone: {remedy}"
+            "the workers' store is gone: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
         )
 
     def _broken(self, held: RankAssignment) -> bool:

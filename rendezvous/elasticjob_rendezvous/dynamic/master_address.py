@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import socket
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,11 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3.0
 """Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
+AWAITED_SECONDS = 30.0
+"""Wait for a store that accepts connections and does not answer: less than that of other ranks."""
 ABSENT_SECONDS = 10.0
-"""Wait for a store that accepts connections and does not answer, of an agent outside the round."""
-PROBE_SECONDS = 1.0
+"""The same, for the store of an agent outside the round."""
+PROBE_SECONDS = 3.0
 LOOK_BACK_ROUNDS = 100
 
 
@@ -78,20 +80,13 @@ class Sharing:
 
     Args:
         empty: deletes the workers' keys in the TCPStore at an address and port. Raises
-            RendezvousTimeoutError if the store does not answer in time, and
-            RendezvousConnectionError if it is gone or cannot be used.
+            RendezvousTimeoutError if the store accepts the connection and does not answer in time,
+            and RendezvousConnectionError if it is gone or cannot be used.
         lasting: address of the backend's own TCPStore, if it has one.
     """
 
     empty: Callable[[str, int], None]
     lasting: RendezvousStoreInfo | None = None
-
-
-class _Probe(enum.Enum):
-    ACCEPTED = enum.auto()
-    REFUSED = enum.auto()
-    UNREACHABLE = enum.auto()
-    """No answer, no route or no such name: the machine or its network is gone or busy."""
 
 
 class _NoAnswer(Exception):
@@ -101,8 +96,8 @@ class _NoAnswer(Exception):
 class Masters:
     """Publisher and reader of the bootstrap addresses for one node.
 
-    torch's agents keep the address of their first round. A store that one of them hosts is
-    therefore replaced only once its host is gone: a store that answers late is waited for.
+    torch's agents keep the address of their first round. A store that they use is therefore
+    replaced only once it is gone, or has not answered for long: rank 0 waits for a late answer.
 
     Args:
         node: this node.
@@ -132,7 +127,7 @@ class Masters:
         self.shared = False
         if held.torch_nodes:
             try:
-                info = self._adopted(held, waited_seconds) or self._lasting()
+                info = self._adopted(held, waited_seconds) or self._lasting(waited_seconds)
             except _NoAnswer as error:
                 self._note_silent(str(error))
                 return None
@@ -180,44 +175,37 @@ class Masters:
         Its host may be a torch node outside this round: the torch nodes in it may still use it.
 
         Raises:
-            _NoAnswer: its host may still be there.
+            _NoAnswer: it does not answer yet.
         """
         info = self._earlier(held.round)
         if info is None or (self._port is not None and info.master_port == self._port.number):
             return None
         hosted = any(node.host == info.master_addr for node in held.torch_nodes)
-        answer = _probe(info)
-        if answer is _Probe.UNREACHABLE and hosted:
-            raise _NoAnswer(f"no connection to {_where(info)}")
-        if answer is not _Probe.ACCEPTED:
-            return None
-        try:
-            return info if self._emptied(info) else None
-        except _NoAnswer:
-            if hosted or waited_seconds < ABSENT_SECONDS:
-                raise
-            return None
+        left_seconds = (AWAITED_SECONDS if hosted else ABSENT_SECONDS) - waited_seconds
+        return info if _listens(info) and self._emptied(info, left_seconds) else None
 
-    def _lasting(self) -> RendezvousStoreInfo | None:
+    def _lasting(self, waited_seconds: float) -> RendezvousStoreInfo | None:
         """Return the backend's own store, emptied; None if there is none or it cannot be used.
 
         Raises:
-            _NoAnswer: it does not answer in time.
+            _NoAnswer: it does not answer yet.
         """
         info = None if self._sharing is None else self._sharing.lasting
-        return info if info is not None and self._emptied(info) else None
+        left_seconds = AWAITED_SECONDS - waited_seconds
+        return info if info is not None and self._emptied(info, left_seconds) else None
 
-    def _emptied(self, info: RendezvousStoreInfo) -> bool:
+    def _emptied(self, info: RendezvousStoreInfo, left_seconds: float) -> bool:
         if self._sharing is None:
             return False
+        where = f"{info.master_addr}:{info.master_port}"
         try:
             self._sharing.empty(info.master_addr, info.master_port)
-        except RendezvousTimeoutError as error:
-            raise _NoAnswer(str(error)) from error
-        except RendezvousConnectionError as error:
-            log.warning("%s: the store at %s is not used: %s", self._node, _where(info), error)
+        except (RendezvousConnectionError, RendezvousTimeoutError) as error:
+            if isinstance(error, RendezvousTimeoutError) and left_seconds > 0:
+                raise _NoAnswer(str(error)) from error
+            log.warning("%s: the store at %s is not used: %s", self._node, where, error)
             return False
-        log.info("%s: the workers share the store at %s", self._node, _where(info))
+        log.info("%s: the workers share the store at %s", self._node, where)
         self.shared = True
         return True
 
@@ -229,17 +217,10 @@ class Masters:
         return None
 
 
-def _where(info: RendezvousStoreInfo) -> str:
-    return f"{info.master_addr}:{info.master_port}"
-
-
-def _probe(info: RendezvousStoreInfo) -> _Probe:
-    """Connect to the server: an agent's, since the last round's workers have ended."""
-    try:
+def _listens(info: RendezvousStoreInfo) -> bool:
+    """Return True if a server listens: an agent, since the last round's workers have ended."""
+    with suppress(OSError, ValueError):  # ValueError: a name that cannot be encoded
         address = (info.master_addr, info.master_port)
         with socket.create_connection(address, PROBE_SECONDS):
-            return _Probe.ACCEPTED
-    except ConnectionRefusedError:
-        return _Probe.REFUSED
-    except (OSError, ValueError):  # ValueError: not a name that can be resolved
-        return _Probe.UNREACHABLE
+            return True
+    return False

@@ -48,7 +48,6 @@ UNHEARD_MS = 10_000
 CANCEL_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 """Timeout of one attempt: the address of a lost host may never answer."""
-MIN_CONNECT_SECONDS = 0.1
 RETRY_SECONDS = 0.2
 
 T = TypeVar("T")
@@ -71,14 +70,22 @@ class TCPStore:
     Args:
         host, port: address of the server; the name is resolved for every connection.
         timeout: timeout of `get`, `wait` and `multi_get`, and of the first connection.
+        answer_seconds: timeout of an answer that needs no wait on the server.
 
     Raises:
         StoreGone: no server answers within the timeout.
     """
 
-    def __init__(self, host: str, port: int, timeout: timedelta = TIMEOUT) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        timeout: timedelta = TIMEOUT,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         self.host, self.port = host, port
         self._timeout = timeout
+        self._answer_seconds = answer_seconds
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
@@ -226,7 +233,7 @@ class TCPStore:
         self._disown()
         with self._lock:
             with self._explained("cannot be reached"):
-                wire = _Wire(self._held() or self._connected())
+                wire = self._wire(self._held() or self._connected())
             with self._explained("failed to answer"):
                 try:
                     return exchange(wire)
@@ -263,24 +270,24 @@ class TCPStore:
     def _connect_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
-            left = max(MIN_CONNECT_SECONDS, deadline - time.monotonic())
             try:
                 with self._lock, self._explained("cannot be reached"):
-                    self._connected(min(CONNECT_SECONDS, left))
+                    self._connected()
                 return
             except StoreGone:
                 if time.monotonic() + RETRY_SECONDS > deadline:
                     raise
             time.sleep(RETRY_SECONDS)
 
-    def _connected(self, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    def _connected(self) -> socket.socket:
         if self._closed:
             raise OSError("this client is closed")
+        seconds = min(CONNECT_SECONDS, self._answer_seconds)
         made = socket.create_connection((self.host, self.port), seconds)
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(made)
-            nonce, wire = secrets.randbits(32), _Wire(made)
+            nonce, wire = secrets.randbits(32), self._wire(made)
             wire.send(hello(nonce))
             if wire.number(U32, seconds) != nonce:
                 raise Malformed("not a TCPStore, or one older than torch 2.4")
@@ -290,6 +297,9 @@ class TCPStore:
         self._socket = made
         self.connections += 1
         return made
+
+    def _wire(self, connection: socket.socket) -> _Wire:
+        return _Wire(connection, self._answer_seconds)
 
     def _disown(self) -> None:
         """Give up the connection in a forked process: it belongs to the parent."""
@@ -311,11 +321,12 @@ class TCPStore:
 class _Wire:
     """Socket wrapper that reads and writes complete protocol fields."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, answer_seconds: float) -> None:
         self._socket = connection
+        self._answer_seconds = answer_seconds
 
     def send(self, data: bytes) -> None:
-        self._socket.settimeout(ANSWER_SECONDS)
+        self._socket.settimeout(self._answer_seconds)
         self._socket.sendall(data)
 
     def comes_within(self, seconds: float) -> bool:
@@ -328,11 +339,13 @@ class _Wire:
             return False
         return True
 
-    def number(self, form: struct.Struct, seconds: float = ANSWER_SECONDS) -> int:
-        return int(form.unpack(self._exactly(form.size, seconds))[0])
+    def number(self, form: struct.Struct, seconds: float | None = None) -> int:
+        """Read a number; `seconds` replaces the timeout of an answer."""
+        within = self._answer_seconds if seconds is None else seconds
+        return int(form.unpack(self._exactly(form.size, within))[0])
 
     def block(self) -> bytes:
-        return self._exactly(self.number(U64), ANSWER_SECONDS)
+        return self._exactly(self.number(U64), self._answer_seconds)
 
     def one_of(self, *words: int) -> int:
         found = self.number(U8, CANCEL_SECONDS)

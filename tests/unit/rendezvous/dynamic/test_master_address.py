@@ -29,6 +29,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
 )
 from elasticjob_rendezvous.dynamic.master_address import (
     ABSENT_SECONDS,
+    AWAITED_SECONDS,
     SILENT_SECONDS,
     Masters,
     Sharing,
@@ -271,7 +272,29 @@ def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -
 LASTING = RendezvousStoreInfo("host", 29400)
 
 
-def test_store_of_a_torch_node_of_the_round_is_kept_while_it_does_not_answer(
+@pytest.mark.parametrize(
+    ("other", "limit_seconds"),
+    [(HOST, AWAITED_SECONDS), (B, ABSENT_SECONDS)],
+    ids=["its agent is in the round", "its agent is absent"],
+)
+def test_store_of_torchs_agents_is_awaited_for_a_limited_time(
+    rounds: Rounds, agents_store: int, other: NodeDesc, limit_seconds: float
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = assignment(1, A, A, other)
+    rounds.silent = True
+    assert masters.publish(held, limit_seconds - 0.1) is None
+    assert rounds.published(1) is None
+    assert masters.silent
+    info = masters.publish(held, limit_seconds)
+    assert info is not None
+    assert info.master_port != agents_store
+    assert not masters.silent
+    masters.close()
+
+
+def test_store_of_torchs_agents_that_answers_late_is_kept(
     rounds: Rounds, agents_store: int
 ) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
@@ -279,52 +302,33 @@ def test_store_of_a_torch_node_of_the_round_is_kept_while_it_does_not_answer(
     held = assignment(1, A, A, HOST)
     rounds.silent = True
     assert masters.publish(held, 0.0) is None
-    assert masters.publish(held, 10 * ABSENT_SECONDS) is None
-    assert rounds.published(1) is None
-    assert masters.silent
     rounds.silent = False
     assert publish(masters, held).master_port == agents_store
-    assert not masters.silent
+    assert masters.shared
 
 
-def test_store_of_an_absent_torch_node_is_replaced_after_a_wait(
-    rounds: Rounds, agents_store: int
-) -> None:
-    master_address.publish(rounds.store(0), HOST.addr, agents_store)
-    masters = rounds.masters(A)
-    held = assignment(1, A, A, B)
-    rounds.silent = True
-    assert masters.publish(held, ABSENT_SECONDS - 0.1) is None
-    info = masters.publish(held, ABSENT_SECONDS)
-    assert info is not None
-    assert info.master_port != agents_store
-    masters.close()
-
-
-@pytest.mark.parametrize(
-    ("error", "waits"),
-    [(TimeoutError, True), (OSError, True), (UnicodeError, True), (ConnectionRefusedError, False)],
-)
-def test_unreachable_store_of_a_torch_node_of_the_round_is_awaited(
-    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, error: type[Exception], waits: bool
+@pytest.mark.parametrize("error", [TimeoutError, OSError, UnicodeError, ConnectionRefusedError])
+def test_unreachable_store_of_torchs_agents_is_replaced_at_once(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def connect(*_: Any) -> Any:
         raise error
 
     monkeypatch.setattr(socket, "create_connection", connect)
     master_address.publish(rounds.store(0), B.addr, 29500)
-    masters = rounds.masters(A, LASTING)
-    assert masters.publish(assignment(1, A, A, B), 0.0) == (None if waits else LASTING)
-    assert masters.publish(assignment(1, A, A, D), 0.0) == LASTING, "its host is gone"
+    assert publish(rounds.masters(A, LASTING), assignment(1, A, A, B)) == LASTING
 
 
-def test_backend_store_is_awaited_while_it_does_not_answer(rounds: Rounds) -> None:
+def test_backend_store_is_awaited_for_a_limited_time(rounds: Rounds) -> None:
     masters = rounds.masters(A, LASTING)
     held = assignment(0, A, A, B)
     rounds.silent = True
-    assert masters.publish(held, 10 * ABSENT_SECONDS) is None
+    assert masters.publish(held, AWAITED_SECONDS - 0.1) is None
     rounds.silent = False
     assert publish(masters, held) == LASTING
+    rounds.silent = True
+    assert masters.publish(held, AWAITED_SECONDS) not in (None, LASTING)
+    masters.close()
 
 
 def test_silent_store_of_a_silent_torch_rank_0_is_awaited(
