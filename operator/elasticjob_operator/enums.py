@@ -1,11 +1,14 @@
-"""Enumerations of the API, whose values appear in manifests and in kubectl's output.
+"""Enumerations of the API, whose values appear in manifests and in kubectl's output, and limits.
 
-They load without pydantic: the command line needs them to list jobs.
+They load without pydantic: the command line needs them to list and scale jobs.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+MAX_NODES = 16_384
+"""Maximum number of nodes of a job. An administrator may lower it with an admission policy."""
 
 
 class Backend(StrEnum):
@@ -87,6 +90,10 @@ class Phase(StrEnum):
     FAILED = "Failed"
     INTERRUPTED = "Interrupted"
     """Only for local jobs: the process that ran the job ended before the job did."""
+
+
+FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+"""Phases of a job that has ended."""
 
 
 class RendezvousState(StrEnum):

@@ -22,7 +22,7 @@ from elasticjob_cli.commands.logs import local_lines
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_cli.kubectl import Kubectl
-from elasticjob_cli.local.control import delete_job, no_resume, send_command
+from elasticjob_cli.local.control_client import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
 from elasticjob_cli.local.stored_job import read_job
 from elasticjob_cli.log_lines import Line, LogOptions

@@ -1,4 +1,7 @@
-"""Commands that change a job, here or on a cluster; `fault` is for local jobs alone."""
+"""Commands that change a job, here or on a cluster; `fault` is for local jobs alone.
+
+Those for local jobs load no models of the API, which take longer to load than the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.commands import cluster_actions
-from elasticjob_cli.commands.cluster_reader import ClusterReader
 from elasticjob_cli.commands.options import (
     Name,
     Names,
@@ -23,12 +24,10 @@ from elasticjob_cli.commands.options import (
 )
 from elasticjob_cli.commands.tables import Cells, wrapped
 from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.local.control import delete_job, no_resume, send_command
+from elasticjob_cli.local.control_client import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder, find_job, list_jobs
 from elasticjob_cli.output import show, show_text, terminal_width
-from elasticjob_operator.domain.plan.lifecycle import FINISHED
-from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
-from elasticjob_operator.model.types import MAX_NODES
+from elasticjob_operator.enums import FINISHED, MAX_NODES
 from elasticjob_rendezvous.protocol.text import counted, one_line
 
 
@@ -68,6 +67,9 @@ def scale(
 
     def scaled(name: str) -> str:
         if place.kubectl is not None:
+            from elasticjob_cli.commands import cluster_actions  # loads the API's models
+            from elasticjob_cli.commands.cluster_reader import ClusterReader
+
             wanted = cluster_actions.scaled(ClusterReader.of(place.kubectl), name, nodes)
         else:
             folder = find_job(place.namespace, name)
@@ -93,6 +95,9 @@ def suspend(
 
     def suspended(name: str) -> str:
         if place.kubectl is not None:
+            from elasticjob_cli.commands import cluster_actions  # loads the API's models
+            from elasticjob_cli.commands.cluster_reader import ClusterReader
+
             cluster_actions.set_suspended(ClusterReader.of(place.kubectl), name, True)
         else:
             send_command(find_job(place.namespace, name), "suspend")
@@ -118,6 +123,9 @@ def resume(
     def resumed(name: str) -> str:
         if place.kubectl is None:
             raise no_resume(find_job(place.namespace, name))
+        from elasticjob_cli.commands import cluster_actions  # loads the API's models
+        from elasticjob_cli.commands.cluster_reader import ClusterReader
+
         cluster_actions.set_suspended(ClusterReader.of(place.kubectl), name, False)
         return f"elasticjob.elasticjob.dev/{name} resumed"
 
@@ -144,6 +152,8 @@ def apply(
       elasticjob apply -f job.yaml --context prod
       kubectl elasticjob apply -f job.yaml -n team-a
     """
+    from elasticjob_operator.model.manifest import STANDARD_INPUT, shown  # loads the API's models
+
     there = place.kubectl
     if there is None:
         raise BadInput(
@@ -151,6 +161,9 @@ def apply(
             f"`elasticjob run {'-' if file == STANDARD_INPUT else shown(file)}` runs it on this "
             "machine"
         )
+    from elasticjob_cli.commands import cluster_actions  # loads the API's models
+    from elasticjob_cli.commands.cluster_reader import ClusterReader
+
     show(*cluster_actions.applied(ClusterReader.of(there), file))
 
 
@@ -175,6 +188,9 @@ def events(
     if output is Output.NAME:
         raise BadInput("events have no names: use -o json, yaml or wide")
     if place.kubectl is not None:
+        from elasticjob_cli.commands import cluster_actions  # loads the API's models
+        from elasticjob_cli.commands.cluster_reader import ClusterReader
+
         found = cluster_actions.events(ClusterReader.of(place.kubectl), name)
         gone = "a cluster keeps them for an hour"
     else:
@@ -225,6 +241,8 @@ def delete(
         raise BadInput("a name, --all or --finished must be given")
     given = list(dict.fromkeys(names or ()))
     if place.kubectl is not None:
+        from elasticjob_cli.commands import cluster_actions  # loads the API's models
+
         chosen = cluster_actions.chosen_names(place.kubectl, given, finished)
         if chosen:
             cluster_actions.delete(place.kubectl, chosen)

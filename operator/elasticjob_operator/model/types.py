@@ -21,6 +21,9 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from elasticjob_operator.enums import (
+    MAX_NODES as MAX_NODES,
+)
+from elasticjob_operator.enums import (
     Backend as Backend,
 )
 from elasticjob_operator.enums import (
@@ -59,8 +62,6 @@ from elasticjob_operator.enums import (
 
 INT32_MAX = 2**31 - 1
 """Maximum of integer fields: Kubernetes' own fields of this kind (replicas, seconds) are int32."""
-MAX_NODES = 16_384
-"""Maximum number of nodes of a job. An administrator may lower it with an admission policy."""
 MAX_SECONDS = 315_360_000
 """Maximum duration in seconds: ten years."""
 MAX_ARGUMENT = 131_072

@@ -16,7 +16,7 @@ import pytest
 
 from elasticjob import Client, ElasticJob
 from elasticjob_cli.client import BadInput, CommandError, JobFailed, SubmittedJob
-from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.control_client import send_command
 from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_operator.model import Phase
 from tests.integration.local_rig import LocalRig, rig, until

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_cli.errors import ExitCode
 from elasticjob_cli.main import COMMANDS
 from tests.unit.operator.builders import job
 
 HEAVY = {"grpc", "kopf", "kubernetes", "elasticjob_agent.agent", "elasticjob_cli.local.run"}
 
 
-def loaded_by(*words: str, **environment: str) -> set[str]:
+def loaded_by(*words: str, status: int = 0, **environment: str) -> set[str]:
     command = [sys.executable, "-X", "importtime", "-m", "elasticjob_cli.main", *words]
     env = {**os.environ, **environment}
-    done = subprocess.run(command, text=True, capture_output=True, check=True, env=env)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, env=env)
+    assert done.returncode == status, done.stderr[-2000:]
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
@@ -61,13 +63,38 @@ MODELS = HEAVY | {"torch", "yaml", "rich", "asyncio", "elasticjob_operator.model
 )  # fmt: skip
 def test_listing_of_local_jobs_loads_no_models(tmp_path: Path, words: list[str]) -> None:
     """Also of a job with conditions, whose runner is gone."""
-    folder = tmp_path / "elasticjob" / "default" / "job"
+    store_job(tmp_path)
+    loaded = loaded_by(*words, XDG_STATE_HOME=str(tmp_path))
+    assert "elasticjob_cli.local.job_store" in loaded
+    assert loaded.isdisjoint(MODELS)
+
+
+def store_job(state: Path) -> None:
+    """Store a local job whose runner is gone."""
+    folder = state / "elasticjob" / "default" / "job"
     folder.mkdir(parents=True)
     condition = {"type": "RendezvousUnavailable", "status": "False", "reason": "JobRunning"}
     status = {"phase": "Running", "conditions": [{**condition, "message": ""}]}
     (folder / "status.json").write_text(json.dumps({**job().manifest(), "status": status}))
-    loaded = loaded_by(*words, XDG_STATE_HOME=str(tmp_path))
-    assert "elasticjob_cli.local.job_store" in loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["scale", "job", "--nodes", "2"], ExitCode.BAD_INPUT),
+        (["fault", "drain", "job", "job-0"], ExitCode.BAD_INPUT),
+        (["suspend", "job"], ExitCode.BAD_INPUT),
+        (["delete", "--finished"], ExitCode.SUCCEEDED),
+        (["delete", "job"], ExitCode.SUCCEEDED),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.name,
+)
+def test_change_of_a_local_job_loads_no_models(
+    tmp_path: Path, words: list[str], status: ExitCode
+) -> None:
+    store_job(tmp_path)
+    loaded = loaded_by(*words, status=status, XDG_STATE_HOME=str(tmp_path))
+    assert "elasticjob_cli.local.control_client" in loaded
     assert loaded.isdisjoint(MODELS)
 
 

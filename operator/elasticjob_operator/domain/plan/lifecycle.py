@@ -14,6 +14,7 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.closing_checkpoint import OPEN, StoreAccess, is_saving
+from elasticjob_operator.enums import FINISHED as FINISHED
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import (
     Backend,
@@ -50,7 +51,6 @@ def shutdown_time(job: ElasticJob) -> timedelta:
     return timedelta(seconds=spec.recovery.stop_grace_seconds + spec.rendezvous.confirm_seconds)
 
 
-FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 SUSPENSION = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 STOPPING = SUSPENSION | FINISHED
 """Phases of a job without pods, or whose pods are to end."""
