@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from elasticjob_operator.domain.json_object import Json
@@ -23,8 +24,55 @@ _RATIO = re.compile(
     r"(?P<bound>[\w.]{1,99}), but (?:provided ratio is [\d.]{1,99}|"
     r"no (?P<kind>limit|request) is specified or (?P=kind) is 0)(?:, |$)"
 )
-_LONGEST_REFUSAL = 16 * 1024
-"""Maximum length of a LimitRange's refusal: one clause per resource and distinct amount."""
+_LONGEST_REFUSAL = 1024 * 1024
+"""Maximum length of a LimitRange's refusal: one clause per resource and distinct amount. The time
+for it is a fraction of a second."""
+
+
+@dataclass(slots=True)
+class _Amounts:
+    """Amounts of some containers. A refusal may have a clause for each container: the lookup for a
+    clause takes constant time.
+
+    Args:
+        count: number of containers.
+        values: amounts by `limits` or `requests`, and resource.
+        ratios: number of containers with both amounts of a resource, and their largest ratio.
+    """
+
+    count: int = 0
+    values: dict[tuple[str, str], set[Decimal]] = field(default_factory=dict)
+    ratios: dict[str, tuple[int, Decimal]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, containers: Iterable[Json]) -> _Amounts:
+        found = cls()
+        for container in containers:
+            found.count += 1
+            for kind in ("limits", "requests"):
+                for resource, text in amounts(container, kind).items():
+                    if (value := quantity(text)) is not None:
+                        found.values.setdefault((kind, resource), set()).add(value)
+            found._add_ratios(container)
+        return found
+
+    def _add_ratios(self, container: Json) -> None:
+        requests = amounts(container, "requests")
+        for resource, text in amounts(container, "limits").items():
+            limit = quantity(text)
+            least = quantity(requests[resource]) if resource in requests else limit
+            if limit and least:
+                number, largest = self.ratios.get(resource, (0, Decimal(0)))
+                self.ratios[resource] = number + 1, max(largest, limit / least)
+
+    def of_resource(self, kind: str, resource: str) -> set[Decimal]:
+        return self.values.get((kind, resource), set())
+
+    def are_within(self, resource: str, bound: Decimal | None) -> bool:
+        """Return True if each container has a limit that exceeds its request by this ratio at
+        most."""
+        number, largest = self.ratios.get(resource, (0, Decimal(0)))
+        return bound is not None and number == self.count and largest <= bound
 
 
 def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> bool:
@@ -33,14 +81,21 @@ def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> b
     Validation names the `fields`. A LimitRange's refusal does not name the container: its amounts
     are compared with those in the pod.
     """
-    own, others = _containers(pod)
     if fields:
         return all(_is_added(pod, field) for field in fields)
     clauses = _clauses(message)
-    return bool(clauses) and all(
-        _is_of_added(found, own, others)
+    if not clauses:
+        return False
+    containers = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
+    own = _Amounts.of(one for one in containers if one["name"] in RESERVED_NAMES)
+    agent = _Amounts.of(one for one in containers if one["name"] == AGENT_CONTAINER)
+    others = _Amounts.of(one for one in containers if one["name"] not in RESERVED_NAMES)
+    return all(
+        _is_of_added(found, own, agent, others)
         if found.re is _BOUND
-        else found["of"] == "Container" and _all_within(found, others) and bool(own)
+        else found["of"] == "Container"
+        and others.are_within(found["resource"], quantity(found["bound"]))
+        and own.count > 0
         for found in clauses
     )
 
@@ -67,13 +122,6 @@ def _clauses(message: str) -> list[re.Match[str]]:
     return clauses
 
 
-def _containers(pod: Json) -> tuple[list[Json], list[Json]]:
-    """Return the containers that the operator adds, and the others."""
-    found = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
-    own = [one for one in found if one["name"] in RESERVED_NAMES]
-    return own, [one for one in found if one not in own]
-
-
 def _is_added(pod: Json, field: str) -> bool:
     found = _FIELD.match(field)
     if found is None:
@@ -83,31 +131,15 @@ def _is_added(pod: Json, field: str) -> bool:
     return index < len(containers) and containers[index]["name"] in RESERVED_NAMES
 
 
-def _is_of_added(found: re.Match[str], own: list[Json], others: list[Json]) -> bool:
+def _is_of_added(found: re.Match[str], own: _Amounts, agent: _Amounts, others: _Amounts) -> bool:
     """Return True if an amount beyond a bound is that of an added container, or beyond it only
     with that of the agent, which counts in the sum of the pod."""
     kind, resource = f"{found['kind']}s", found["resource"]
     value, bound = quantity(found["value"]), quantity(found["bound"])
     if found["of"] == "Container":
-        return value in _values(own, kind, resource) - _values(others, kind, resource)
-    agent = _values([one for one in own if one["name"] == AGENT_CONTAINER], kind, resource)
+        return value in own.of_resource(kind, resource) and value not in others.of_resource(
+            kind, resource
+        )
     if value is None or bound is None or found["side"] != "maximum":
         return False
-    return any(value - one <= bound for one in agent)
-
-
-def _values(containers: list[Json], kind: str, resource: str) -> set[Decimal]:
-    found = (quantity(amounts(one, kind).get(resource, "")) for one in containers)
-    return {one for one in found if one is not None}
-
-
-def _all_within(found: re.Match[str], containers: list[Json]) -> bool:
-    """Return True if each container has a limit that exceeds its request by this ratio at most."""
-    bound = quantity(found["bound"])
-    for container in containers:
-        limit = quantity(amounts(container, "limits").get(found["resource"], ""))
-        request = amounts(container, "requests").get(found["resource"])
-        least = limit if request is None else quantity(request)
-        if not limit or not least or bound is None or limit / least > bound:
-            return False
-    return True
+    return any(value - one <= bound for one in agent.of_resource(kind, resource))

@@ -70,10 +70,19 @@ def test_ratios_that_only_the_agent_exceeds_are_recognized_in_lists(message: str
         "maximum " + "x" * 1_000_000,
         'pods "' * 166_000,
         f"{FORBIDDEN}service account {'x' * 16_000} not found",
-        f"{FORBIDDEN}[{', '.join([LEAST] * 15_000)}]",
+        f"{FORBIDDEN}[{', '.join([LEAST] * 20_000)}]",
     ],
     ids=["token", "words", "resource", "prefixes", "name", "clauses"],
 )
 def test_long_refusal_is_read_in_linear_time(message: str) -> None:
     """In quadratic time, the first takes an hour."""
     assert not refuses_added_resources(POD, message, [])
+
+
+def test_long_refusal_of_the_agents_resources_alone_is_recognized() -> None:
+    bounds = [f"minimum memory usage per Container is {size}Mi" for size in range(100, 1100)]
+    clauses = [f"{bound}, but request is 64Mi" for bound in bounds]
+    message = f"{FORBIDDEN}[{', '.join(clauses)}]"
+    assert len(message) > 60_000
+    assert refuses_added_resources(POD, message, [])
+    assert not refuses_added_resources(POD, message.replace("64Mi]", "16Mi]"), [])
