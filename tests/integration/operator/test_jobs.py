@@ -293,7 +293,7 @@ def test_pod_whose_workers_cannot_be_ended_is_replaced_on_another_machine(ns: Na
     ns.await_pods("job-1")
     left = (
         f"waiting for the end of job-1: the workers of job-1 on {machine} cannot be ended before "
-        "their disk answers or the machine restarts; a resumption does not wait for them"
+        "their disk answers or the machine restarts; a resumption does not wait for this pod"
     )
     wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
     ns.remove_pod("job-1")
@@ -314,7 +314,7 @@ def test_pod_of_a_deleted_node_has_no_remedy_that_names_the_node(ns: Namespace) 
     ns.delete_node(machine)
     left = (
         f"waiting for the end of job-0: the Node {machine} was deleted: Kubernetes removes its pod "
-        "within about a minute; a resumption does not wait for them"
+        "within about a minute; a resumption does not wait for this pod"
     )
     wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
     assert not any("kubectl" in one for one in ns.status()["explanation"])

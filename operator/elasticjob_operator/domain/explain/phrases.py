@@ -231,7 +231,11 @@ def pods_left(pods: Iterable[Pod]) -> str:
         clauses.append(
             f"the kubelet or a finalizer keeps {named(kept)}, whose containers have ended"
         )
-    return "; ".join([*clauses, "a resumption does not wait for them"] if clauses else [])
+    if not clauses:
+        return ""
+    count = len(stuck) + len(gone) + len(unreachable) + len(kept)
+    these = "this pod" if count == 1 else "these pods"
+    return "; ".join([*clauses, f"a resumption does not wait for {these}"])
 
 
 def gone_nodes_text(pods: Sequence[Pod]) -> str:

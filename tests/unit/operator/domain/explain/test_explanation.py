@@ -763,8 +763,15 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "ended before their disk answers or the machine restarts; the kubelet of job-1 on node-1 "
         "does not answer (once the machine is known to be off, run `kubectl delete node node-1` or "
         "`kubectl delete pod job-1 --force`); the kubelet or a finalizer keeps job-2, whose "
-        "containers have ended; a resumption does not wait for them. job-0 on node-0 was given up: "
-        "process 7 waits.",
+        "containers have ended; a resumption does not wait for these pods. job-0 on node-0 was "
+        "given up: process 7 waits.",
+    ),
+    "being suspended, with one pod that cannot go": (
+        observed(pod(0).over().terminating().get(), pod(1).terminating().get()),
+        {"runPolicy": {"suspend": True}},
+        "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
+        "job-0 and job-1 are still being stopped: the kubelet or a finalizer keeps job-0, whose "
+        "containers have ended; a resumption does not wait for this pod.",
     ),
     "being suspended, with pods of deleted Nodes": (
         observed(
@@ -779,7 +786,7 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "job-0, job-1 and job-2 are still being stopped: the Nodes node-0 and node-1 were deleted: "
         "Kubernetes removes their pods within about a minute; the kubelet of job-2 on node-2 "
         "does not answer (once the machine is known to be off, run `kubectl delete node node-2` or "
-        "`kubectl delete pod job-2 --force`); a resumption does not wait for them.",
+        "`kubectl delete pod job-2 --force`); a resumption does not wait for these pods.",
     ),
 }
 
