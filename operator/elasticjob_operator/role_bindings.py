@@ -32,7 +32,7 @@ from elasticjob_operator.kubernetes.client import (
     KubeError,
     NotFound,
 )
-from elasticjob_operator.reconcile.watches import register_login, watch
+from elasticjob_operator.reconcile.watches import StopSignals, register_login, watch
 from elasticjob_operator.replica.health import Health, serve_health
 from elasticjob_operator.replica.signals import run_until_signal
 
@@ -196,7 +196,8 @@ class Binder:
         """Serve until cancelled, or until the watch fails."""
         async with asyncio.TaskGroup() as tasks:
             keeper = tasks.create_task(self._keep())
-            await watch(self._registry(), self._request.role, clusterwide=True)
+            signals = StopSignals()
+            await watch(self._registry(), self._request.role, signals, clusterwide=True)
             keeper.cancel()
 
     async def _keep(self) -> None:

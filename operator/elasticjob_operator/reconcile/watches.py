@@ -281,16 +281,39 @@ class _AllTasks(Collection["asyncio.Task[Any]"]):
         return len(asyncio.all_tasks())
 
 
-async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> None:
+class StopSignals:
+    """SIGINT and SIGTERM of the process: the first one ends its watches, the second its drain."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        """Replace kopf's signal handlers, which raise an error at a second signal."""
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(signum, self._handle, signum)
+
+    def _handle(self, signum: signal.Signals) -> None:
+        if not self.first.is_set():
+            log.info("received %s, stopping", signum.name)
+            self.first.set()
+        elif not self.second.is_set():
+            log.info("received %s, stopping at once", signum.name)
+            self.second.set()
+
+
+async def watch(
+    found: kopf.OperatorRegistry, identity: str, signals: StopSignals, **scope: Any
+) -> None:
     """Run kopf's watches until SIGINT or SIGTERM, until cancelled, or until a watch fails.
 
     `kopf.operator` waits at a signal for all tasks that began after it, for five seconds, then
     cancels them: also reconciles that have written a status, and tasks that never end. This leaves
-    them alone; the caller waits for those that must be complete. Further signals have no effect,
-    also after the end of the watches.
+    them alone; the caller waits for those that must be complete, up to the second signal. `signals`
+    receives the signals also after the end of the watches.
     """
     before = asyncio.all_tasks()
-    stop = asyncio.Event()
     try:
         tasks = await kopf.spawn_tasks(
             registry=found,
@@ -299,25 +322,12 @@ async def watch(found: kopf.OperatorRegistry, identity: str, **scope: Any) -> No
             identity=cast(Any, identity),  # kopf has a type of its own for it
             **scope,
         )
-        _stop_at_signals(stop)
-        signalled = asyncio.create_task(stop.wait(), name="signal")
+        signals.install()
+        signalled = asyncio.create_task(signals.first.wait(), name="signal")
         # The end of one of these tasks ends the others.
         await kopf.run_tasks([*tasks, signalled], ignored=_AllTasks())
     finally:
         await _end_watchers(before)
-
-
-def _stop_at_signals(stop: asyncio.Event) -> None:
-    """Replace kopf's signal handlers, which raise an error at a second signal."""
-
-    def handle(signum: signal.Signals) -> None:
-        if not stop.is_set():
-            log.info("received %s, stopping", signum.name)
-        stop.set()
-
-    if threading.current_thread() is threading.main_thread():
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signum, handle, signum)
 
 
 async def _end_watchers(before: Collection[asyncio.Task[Any]]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 
@@ -34,6 +34,7 @@ from elasticjob_operator.reconcile.watches import (
     Handlers,
     NodeCache,
     StalenessCheck,
+    StopSignals,
     registry,
     watch,
 )
@@ -66,6 +67,7 @@ class ActiveReplica:
         self._namespaces = ServedNamespaces(kube, settings.namespaces)
         self._nodes = NodeCache()
         self._staleness = StalenessCheck()
+        self._signals = StopSignals()
 
     @property
     def interrupted(self) -> bool:
@@ -135,13 +137,22 @@ class ActiveReplica:
 
     async def _finish(self, events: EventRecorder) -> None:
         """Wait for running reconciles, and for the events of statuses already written: the
-        successor will not post them."""
+        successor will not post them. A second signal ends the wait."""
         if count := self._queue.running:
             log.info("stopping after %s in progress", counted(count, "reconcile"))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FINISH_SECONDS):
-                await self._queue.finish()
-                await events.finish()
+        waits = (
+            asyncio.create_task(self._complete(events)),
+            asyncio.create_task(self._signals.second.wait()),
+        )
+        try:
+            await asyncio.wait(waits, timeout=FINISH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def _complete(self, events: EventRecorder) -> None:
+        await self._queue.finish()
+        await events.finish()
 
     async def _watch(self, insights: Insights) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)
@@ -149,6 +160,7 @@ class ActiveReplica:
         await watch(
             registry(handlers, watch_nodes=self._nodes.known is not None),
             self._settings.lease.identity,
+            self._signals,
             namespaces=[name for name in self._namespaces.accessible if name is not None],
             clusterwide=not self._settings.namespaces,
             insights=insights,

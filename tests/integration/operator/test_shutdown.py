@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from elasticjob_operator.reconcile.workqueue import WorkQueue
 from elasticjob_operator.replica import active
 from elasticjob_operator.replica.active import ActiveReplica
 from elasticjob_operator.replica.health import Health
-from tests.integration.operator.test_namespace_access import RestrictedServer, settings
+from tests.integration.operator.test_namespace_access import RestrictedServer, settings, until
 
 Scenario = Callable[[ActiveReplica], Coroutine[Any, Any, None]]
 
@@ -136,3 +137,43 @@ def test_replica_with_a_cancelled_reconcile_is_interrupted(
     replica = run(RestrictedServer(), tmp_path, scenario)
     assert reconciles.completed == 0
     assert replica.interrupted
+
+
+def test_second_signal_ends_the_wait_for_reconciles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciles, server = Reconciles(monkeypatch), RestrictedServer()
+    draining = asyncio.Event()
+    reconciles.finish = draining.set
+
+    async def scenario(replica: ActiveReplica) -> None:
+        monkeypatch.setattr(active, "FINISH_SECONDS", 600.0)
+        serving = asyncio.create_task(replica.run())
+        await until(lambda: server.watches["a"] == 2, serving)
+        await reconciles.begin(replica)
+        signal.raise_signal(signal.SIGTERM)
+        await draining.wait()
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            await serving
+
+    replica = run(server, tmp_path, scenario)
+    assert reconciles.completed == 0
+    assert replica.interrupted, "its Lease expires"
+
+
+def test_one_signal_does_not_end_the_wait_for_reconciles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciles, server = Reconciles(monkeypatch), RestrictedServer()
+
+    async def scenario(replica: ActiveReplica) -> None:
+        serving = asyncio.create_task(replica.run())
+        await until(lambda: server.watches["a"] == 2, serving)
+        await reconciles.begin(replica)
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+
+    replica = run(server, tmp_path, scenario)
+    assert reconciles.completed == 1
+    assert not replica.interrupted
