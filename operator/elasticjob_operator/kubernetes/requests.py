@@ -161,9 +161,12 @@ class Calls:
         headers = {"Accept": request.accept, "User-Agent": FIELD_MANAGER}
         if request.verb == "patch":
             headers["Content-Type"] = "application/merge-patch+json"
-        # This reads a service account's token again when it is a minute old.
-        for setting in (await self._configuration.auth_settings()).values():
-            headers[setting["key"]] = setting["value"]
+        try:
+            # This reads a service account's token again when it is a minute old.
+            for setting in (await self._configuration.auth_settings()).values():
+                headers[setting["key"]] = setting["value"]
+        except (ConfigException, OSError) as error:
+            raise Unreachable(str(request), f"cannot read the credentials: {error}") from error
         sent = self._wall_clock()
         try:
             answer = await self._rest.request(

@@ -6,11 +6,18 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
 import pytest
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config.incluster_config import (
+    SERVICE_HOST_ENV_NAME,
+    SERVICE_PORT_ENV_NAME,
+    InClusterConfigLoader,
+)
 
 from elasticjob_operator.kubernetes.client import (
     PODS,
@@ -122,6 +129,37 @@ def test_throttling_beyond_call_timeout_fails_at_once() -> None:
             await kube.create(PODS, "ns", {})
         assert (found.value.retry_after_seconds, found.value.retryable) == (7.0, True)
         assert len(server.asked) == 1
+
+    run(server, scenario)
+
+
+def test_unreadable_service_account_token_is_an_expected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a job would be set aside, as for a defect of the operator."""
+    token, ca = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("t")
+    ca.write_text("c")
+    loader = InClusterConfigLoader(
+        str(token), str(ca), environ={SERVICE_HOST_ENV_NAME: "host", SERVICE_PORT_ENV_NAME: "1"}
+    )
+    monkeypatch.setattr(loader, "_token_refresh_period", timedelta(0))
+    server = Scripted(answer(200, FOUND))
+
+    async def scenario(kube: Kube) -> None:
+        configuration = kube._calls._configuration
+        host, certificates = configuration.host, configuration.ssl_ca_cert
+        loader.load_and_set(configuration)
+        configuration.host, configuration.ssl_ca_cert = host, certificates
+        assert await kube.get(PODS, "ns", "x") == FOUND
+        token.write_text("")
+        with pytest.raises(Unreachable, match="cannot read the credentials: Token file exists"):
+            await kube.create(PODS, "ns", {})
+        token.unlink()
+        with pytest.raises(Unreachable, match="cannot read the credentials: .*No such file"):
+            await kube.create(PODS, "ns", {})
+        token.write_text("t")
+        assert await kube.get(PODS, "ns", "x") == FOUND
 
     run(server, scenario)
 
