@@ -251,7 +251,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         node=raw["spec"].get("nodeName") or None,
         node_state=NodeState.NOT_READY if node_gone else _node_state(raw, nodes),
         node_gone=node_gone,
-        launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
+        launcher_since=_started_at(metadata, started) if started and not has_ended else None,
         obstacle=trouble.obstacle if trouble else None,
         obstacle_message=printable(trouble.message) if trouble else "",
         preparing=waits and trouble is None and _is_preparing(raw, found),
@@ -380,9 +380,10 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     if never_ran(end):
         return True
     ready, started = _condition(status, "Ready"), end.get("startedAt")
-    if ready.get("status") != "False" or not started:
+    changed = ready.get("lastTransitionTime")
+    if ready.get("status") != "False" or not started or not changed:
         return False
-    return _time(ready["lastTransitionTime"]) <= _time(started)
+    return _time(changed) <= _time(started)
 
 
 def _is_evicted_before(status: Raw, trainer: Raw | None) -> bool:
@@ -421,6 +422,12 @@ def _is_rejected(raw: Raw, trainer: Raw | None) -> bool:
         return not has_run(trainer or {})
     containers = [trainer or {}, *statuses(raw, "initContainerStatuses").values()]
     return not any(has_run(status) for status in containers)
+
+
+def _started_at(metadata: Json, trainer: Raw) -> datetime:
+    """Return the start time of the running trainer; that of the pod's creation if its kubelet
+    reports none, as a virtual one may."""
+    return _time(trainer.get("startedAt") or metadata["creationTimestamp"])
 
 
 def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:

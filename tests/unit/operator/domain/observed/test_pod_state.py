@@ -72,6 +72,12 @@ def test_pod_with_running_trainer_has_a_launcher_before_ready() -> None:
     assert read(RawPod().ready()).ready
 
 
+def test_running_trainer_without_a_start_time_has_a_launcher_since_the_creation() -> None:
+    """As a virtual kubelet may report it: the API server writes null."""
+    found = read(RawPod().runs().has("trainer", {"running": {"startedAt": None}}))
+    assert (found.phase, found.launcher_since) == (PodPhase.RUNNING, CREATED)
+
+
 def test_running_trainer_beside_failing_container_is_a_running_pod() -> None:
     found = read(RawPod().runs().has("logger", waiting("ImagePullBackOff")).phase("Pending"))
     assert (found.phase, found.obstacle) == (PodPhase.RUNNING, None)
@@ -456,6 +462,12 @@ def test_trainer_that_ended_before_ready_is_launch_failure() -> None:
     found = read(pod)
     assert found.launch_failed
     assert found.end_message == "container trainer: exit code 2: invalid syntax"
+
+
+def test_trainer_of_a_pod_without_transition_times_is_no_launch_failure() -> None:
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": None}
+    pod = RawPod().runs().has("trainer", terminated(2)).phase("Failed").says(unready)
+    assert not read(pod).launch_failed
 
 
 def test_failed_init_container_is_launch_failure() -> None:
