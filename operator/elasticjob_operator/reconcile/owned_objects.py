@@ -214,6 +214,8 @@ class OwnedObjects:
         changed = {
             key: value for key, value in wanted["spec"].items() if found["spec"].get(key) != value
         }
+        if "maxUnavailable" in found["spec"]:  # a user's; the API server admits one of the two
+            changed["maxUnavailable"] = None
         if changed:
             patch = {"metadata": _preconditions(found), "spec": changed}
             await self._kube.patch(BUDGETS, namespace, name, patch)

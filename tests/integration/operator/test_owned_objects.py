@@ -12,7 +12,13 @@ from elasticjob_operator.domain.manifests.names import (
     service_name,
 )
 from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer, network_policy
-from elasticjob_operator.kubernetes.client import NETWORK_POLICIES, SECRETS, SERVICES, Kube
+from elasticjob_operator.kubernetes.client import (
+    BUDGETS,
+    NETWORK_POLICIES,
+    SECRETS,
+    SERVICES,
+    Kube,
+)
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.cluster import NameTaken
 from elasticjob_operator.reconcile.job_memory import RECHECK_SECONDS, JobKey, JobMemory
@@ -70,6 +76,26 @@ def test_deleted_secret_is_restored_with_same_content(
         once_more = await kube.get(SECRETS, namespace, secret_name(job))
         assert once_more["data"] == first["data"]
         assert await kube.get(SERVICES, namespace, service_name(job))
+
+    run(api_server, scenario)
+
+
+def test_budget_with_a_users_max_unavailable_is_corrected(
+    api_server: ApiServer, namespace: str
+) -> None:
+    """The API server admits either minAvailable or maxUnavailable."""
+    job = _job(api_server, namespace)
+
+    async def scenario(kube: Kube) -> None:
+        owned_objects = OwnedObjects(kube, lambda: 0.0, credentials(kube))
+        memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
+        await owned_objects.ensure_budget(job, memory, ready=1)
+        made = await kube.get(BUDGETS, namespace, "job")
+        edited = {"minAvailable": None, "maxUnavailable": 1}
+        await kube.patch(BUDGETS, namespace, "job", {"spec": edited})
+        await owned_objects.ensure_budget(job, memory, ready=9)
+        mended = await kube.get(BUDGETS, namespace, "job")
+        assert mended["spec"] == {**made["spec"], "minAvailable": job.spec.min_nodes}
 
     run(api_server, scenario)
 
