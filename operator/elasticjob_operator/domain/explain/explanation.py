@@ -20,7 +20,7 @@ from elasticjob_operator.domain.explain.phrases import (
     MAX_CAUSE,
     cause_text,
     clock,
-    gone_nodes_text,
+    deletion_text,
     listed,
     named,
     pods_left,
@@ -207,7 +207,7 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
 def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     status = job.status
     if job.metadata.deletion_timestamp is not None:
-        yield "The job is being deleted, and its pods are being stopped"
+        yield deletion_text(job, pods)
         return
     if status.phase is not Phase.INTERRUPTED:
         yield from store_sentences(job)

@@ -7,7 +7,7 @@ that they agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.catalog import DETAILS, PLURAL_DETAILS
@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import (
     PodEnd,
     StopReason,
 )
+from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUND_MEMBERS,
@@ -236,6 +237,22 @@ def pods_left(pods: Iterable[Pod]) -> str:
     count = len(stuck) + len(gone) + len(unreachable) + len(kept)
     these = "this pod" if count == 1 else "these pods"
     return "; ".join([*clauses, f"a resumption does not wait for {these}"])
+
+
+_OF_GARBAGE_COLLECTION = ("foregroundDeletion", "orphan")
+
+
+def deletion_text(job: ElasticJob, pods: Collection[Pod]) -> str:
+    """Return the state of a job that is being deleted: finalizers may keep it without pods."""
+    found = (job.metadata.model_extra or {}).get("finalizers")
+    others = [str(one) for one in found or () if one not in _OF_GARBAGE_COLLECTION]
+    if pods or not others:
+        return "The job is being deleted, and its pods are being stopped"
+    finalizers = f"finalizer{'s' if len(others) > 1 else ''} {named(map(quoted, others))}"
+    return (
+        "The job is being deleted, and its pods are gone: it remains until its "
+        f"{finalizers} {'are' if len(others) > 1 else 'is'} removed"
+    )
 
 
 def gone_nodes_text(pods: Sequence[Pod]) -> str:

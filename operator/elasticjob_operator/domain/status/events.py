@@ -19,7 +19,7 @@ from elasticjob_operator.domain.explain.phrases import (
 )
 from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
-from elasticjob_operator.domain.observed.state import Pod
+from elasticjob_operator.domain.observed.state import Pod, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CreatePod,
@@ -401,8 +401,16 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             yield _normal("Suspended", "runPolicy.suspend is true, and no pod is left")
         case Phase.SUCCEEDED:
             yield _normal("Succeeded", "all workers ended with success", _end_key(after))
-        case Phase.FAILED:
+        case Phase.FAILED if not _is_deleted(after):
             yield Event(EventType.WARNING, "Failed", _end_text(after), _end_key(after))
+
+
+def _is_deleted(status: Status) -> bool:
+    """Return True if the job ended because it is deleted, which is no failure."""
+    return any(
+        condition.type is ConditionType.FAILED and condition.reason == StopReason.DELETED
+        for condition in status.conditions
+    )
 
 
 def _end_text(after: Status) -> str:
