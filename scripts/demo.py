@@ -24,7 +24,7 @@ from rich.console import Console
 from elasticjob_cli.commands.run import Choice, execute, prepare
 from elasticjob_cli.commands.tables import history_lines
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.control_client import send_command
 from elasticjob_cli.local.display import PlainView, Snapshot
 from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_cli.local.stored_job import RunOutcome

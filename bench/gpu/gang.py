@@ -19,7 +19,7 @@ from bench.gpu.checks import Case, Fault, Result, System, judged, lost, recovere
 from bench.peers.commands import OWN_STORE
 from bench.settings import child_environment, fresh_id
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.control_client import send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 
 SCRIPT = Path(__file__).with_name("train.py")

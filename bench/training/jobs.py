@@ -27,7 +27,7 @@ from bench.settings import REPOSITORY, child_environment, fresh_id
 from bench.training.steps import newest_first_step
 from elasticjob import layout
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.control_client import send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 
 NODES = 2

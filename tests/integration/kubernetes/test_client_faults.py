@@ -156,7 +156,7 @@ def test_unreadable_service_account_token_is_an_expected_error(
         with pytest.raises(Unreachable, match="cannot read the credentials: Token file exists"):
             await kube.create(PODS, "ns", {})
         token.unlink()
-        with pytest.raises(Unreachable, match="cannot read the credentials: .*No such file"):
+        with pytest.raises(Unreachable, match=r"cannot read the credentials: .*No such file"):
             await kube.create(PODS, "ns", {})
         token.write_text("t")
         assert await kube.get(PODS, "ns", "x") == FOUND

@@ -53,7 +53,7 @@ def test_lease_expires_after_interrupted_reconciles_alone(
     monkeypatch.setattr(Replica, "interrupted", interrupted)
     monkeypatch.setattr(Replica, "fails", fails)
     monkeypatch.setattr(main, "ActiveReplica", Replica)
-    monkeypatch.setattr(main.Kube, "connect", connect)
+    monkeypatch.setattr(Kube, "connect", connect)
     try:
         asyncio.run(main._serve(SETTINGS))
     except RuntimeError:
