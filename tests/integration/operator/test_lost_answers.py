@@ -83,6 +83,23 @@ def test_terminated_operator_posts_events_of_written_status(
     assert not lease_holder(ns)
 
 
+def test_second_sigterm_ends_the_operator_and_its_lease_expires(
+    ns: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
+) -> None:
+    agents = running(ns, newest_etcd, 2)
+    with proxy.hold(tells_of_round_2):
+        agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+        wait_until(lambda: proxy.lost == 1, "the status", SECONDS)
+        operator.signal(signal.SIGTERM)
+        waits = "stopping after 1 reconcile in progress"
+        wait_until(lambda: waits in operator.log.read_text(), "the wait for the reconcile", SECONDS)
+        assert operator.stop() == 0
+        assert lease_holder(ns), "the API server may still process the request"
+    log = operator.log.read_text()
+    assert "received SIGTERM, stopping at once" in log
+    assert "work was cancelled, the Lease will expire" in log
+
+
 def lease_holder(ns: Namespace) -> str:
     """Return the holder of the operator's Lease; empty if it is free."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{ns.name}/leases/elasticjob-operator"
