@@ -371,8 +371,8 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     """Return True if the trainer never ran, or the pod was never Ready while it did.
 
     Ready means that the launcher and its member existed; records of the member prove it too, see
-    `without_members`. lastTransitionTime moves only when the
-    status changes; for a pod that was never Ready it precedes the trainer's start.
+    `without_members`. lastTransitionTime moves only when the status changes; for a pod that was
+    never Ready it precedes the trainer's start. A virtual kubelet may report none.
     """
     end = ended(trainer)
     if end is None:
@@ -381,9 +381,9 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
         return True
     ready, started = _condition(status, "Ready"), end.get("startedAt")
     changed = ready.get("lastTransitionTime")
-    if ready.get("status") != "False" or not started or not changed:
+    if ready.get("status") != "False" or not started:
         return False
-    return _time(changed) <= _time(started)
+    return not changed or _time(changed) <= _time(started)
 
 
 def _is_evicted_before(status: Raw, trainer: Raw | None) -> bool:

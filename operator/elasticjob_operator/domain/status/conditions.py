@@ -121,7 +121,11 @@ def pods_ready(
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
     ready = sum(pod.ready for pod in counted_pods.counted)
     if ready >= size.nodes:
-        return Finding(kind, ConditionStatus.TRUE, "AllReady", f"{ready} of {size.nodes} are ready")
+        text = f"{ready} of {size.nodes} are ready"
+        if ready > size.nodes:  # surplus pods stay while the rendezvous cannot be read
+            verb = "is" if size.nodes == 1 else "are"
+            text = f"{ready} are ready, {counted(size.nodes, 'node')} {verb} wanted"
+        return Finding(kind, ConditionStatus.TRUE, "AllReady", text)
     tally = f"{ready} of {size.nodes} are ready"
     if refusal is not None:
         message = f"{tally}; a pod cannot be created: {refusal.message}"

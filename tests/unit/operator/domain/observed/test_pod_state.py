@@ -464,10 +464,11 @@ def test_trainer_that_ended_before_ready_is_launch_failure() -> None:
     assert found.end_message == "container trainer: exit code 2: invalid syntax"
 
 
-def test_trainer_of_a_pod_without_transition_times_is_no_launch_failure() -> None:
+def test_trainer_of_a_pod_without_transition_times_that_is_not_ready_failed_at_launch() -> None:
+    """Otherwise pods that crash at once would be replaced without a back-off."""
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": None}
     pod = RawPod().runs().has("trainer", terminated(2)).phase("Failed").says(unready)
-    assert not read(pod).launch_failed
+    assert read(pod).launch_failed
 
 
 def test_failed_init_container_is_launch_failure() -> None:

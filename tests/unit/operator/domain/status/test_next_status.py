@@ -519,6 +519,7 @@ def test_start_and_completion_times() -> None:
 PODS_READY: list[tuple[Any, str, str]] = [
     # pods or a refusal, of a job of two; the reason; the message
     ([pod(0), pod(1)], "AllReady", "2 of 2 are ready"),
+    ([pod(0), pod(1), pod(2)], "AllReady", "3 are ready, 2 nodes are wanted"),
     ([pod(0)], "PodsStarting", "1 of 2 are ready"),
     ([pod(0), pod(1).pending(3)], "PodsStarting", "1 of 2 are ready; waiting for job-1"),
     (
