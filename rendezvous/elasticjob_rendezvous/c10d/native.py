@@ -97,8 +97,8 @@ def emptied(run_id: str, host: str, port: int, timeout_seconds: float = EMPTY_SE
 
     Raises:
         RendezvousTimeoutError: the store accepts the connection and does not answer in time.
-        RendezvousConnectionError: no store is reachable there, it is older than torch 2.10 (and cannot
-            list its keys), or it also serves another run.
+        RendezvousConnectionError: no store is reachable there, it is older than torch 2.10 (and
+            cannot list its keys), or it also serves another run.
     """
     store = None
     try:

@@ -21,6 +21,7 @@ from elasticjob_operator.domain.explain.phrases import (
     cause_text,
     clock,
     deletion_text,
+    gone_nodes_text,
     listed,
     named,
     pods_left,
