@@ -28,6 +28,7 @@ class Applied:
         unfinished: True if the plan was left before its end so that the status can be written; the
             next reconcile continues at once.
         foreign: indices whose pod name turned out to be taken by a pod of another owner.
+        predecessors: those of `foreign` with a pod of a deleted job of the same name.
         unlisted: names of the job's pods that exist although the LIST did not show them.
         kept: pods that the API server refuses to delete, with its message.
     """
@@ -40,6 +41,7 @@ class Applied:
     refused: bool = False
     unfinished: bool = False
     foreign: set[int] = field(default_factory=set)
+    predecessors: set[int] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
 

@@ -44,6 +44,7 @@ class PodMemory:
         nodes: machines on which they run.
         ends: UTC time at which the end of each ended pod was first seen, by pod uid.
         foreign: indices whose pod name is taken by a pod of another owner.
+        predecessors: those of `foreign` with a pod of a deleted job of the same name.
         unlisted: names of this job's pods that a LIST does not show because their label is missing.
     """
 
@@ -51,6 +52,7 @@ class PodMemory:
     nodes: frozenset[str] = frozenset()
     ends: Mapping[str, datetime] = field(default_factory=dict)
     foreign: frozenset[int] = frozenset()
+    predecessors: frozenset[int] = frozenset()
     unlisted: frozenset[str] = frozenset()
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Protocol
 
-from elasticjob_operator.domain.manifests.owned_objects import is_owned
+from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
 from elasticjob_operator.domain.manifests.pod_rules import preemption_problem
 from elasticjob_operator.domain.manifests.resource_refusals import refuses_added_resources
@@ -241,6 +241,8 @@ class KubeCluster:
             applied.unlisted.add(action.name)
             raise Retry(f"pod {action.name} exists but was not listed")
         applied.foreign.add(action.index)
+        if is_of_predecessor(context.job, raw):
+            applied.predecessors.add(action.index)
 
     async def delete_pods(
         self, context: ReconcileContext, deletions: list[DeletePod], applied: Applied

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import pod_name, uid_selector
-from elasticjob_operator.domain.manifests.owned_objects import is_owned
+from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
 from elasticjob_operator.domain.observed.pod_state import (
     clamp_end,
     first_seen_ends,
@@ -191,6 +191,7 @@ class LivePods:
     async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         """Convert these pods to the planner's form, and keep them."""
         foreign = await self._still_foreign(job, memory.pods.foreign)
+        of_predecessor = (at for at, raw in foreign.items() if is_of_predecessor(job, raw))
         pods = tuple(pod for raw in own if (pod := self._pod(job, raw)) is not None)
         ends = first_seen_ends(pods, memory.pods.ends, self._now())
         pods = tuple(clamp_end(pod, ends) for pod in pods)
@@ -198,7 +199,8 @@ class LivePods:
             uids=frozenset(pod.uid for pod in pods),
             nodes=frozenset(pod.node for pod in pods if pod.node),
             ends=ends,
-            foreign=foreign,
+            foreign=frozenset(foreign),
+            predecessors=frozenset(of_predecessor),
             unlisted=memory.pods.unlisted,
         )
         return pods
@@ -207,15 +209,15 @@ class LivePods:
         """Convert a Pod object to the planner's form."""
         return pod_of(job, raw, self._nodes.known)
 
-    async def _still_foreign(self, job: ElasticJob, indices: frozenset[int]) -> frozenset[int]:
-        """Return the indices whose pod name is still taken by another owner's pod."""
+    async def _still_foreign(self, job: ElasticJob, indices: frozenset[int]) -> dict[int, Json]:
+        """Return the indices whose pod name is still taken, with the other owner's pod."""
         names = {index: pod_name(job.metadata.name, index) for index in sorted(indices)}
         found = await self._read(job, list(names.values()))
-        return frozenset(
-            index
+        return {
+            index: found[name]
             for index, name in names.items()
             if name in found and not is_owned(job, found[name])
-        )
+        }
 
     def after(
         self, job: ElasticJob, memory: JobMemory, before: tuple[Pod, ...], applied: Applied
@@ -229,6 +231,7 @@ class LivePods:
             memory.pods,
             uids=frozenset(pod.uid for pod in pods),
             foreign=memory.pods.foreign | applied.foreign,
+            predecessors=memory.pods.predecessors | applied.predecessors,
             unlisted=memory.pods.unlisted | applied.unlisted,
         )
         return tuple(pods)

@@ -71,7 +71,10 @@ class Observer:
 
 def _with_memory(seen: Observed, memory: JobMemory) -> Observed:
     """Return the observation with the obstacles to creating pods."""
-    return replace(seen, refusal=memory.refusal, foreign=memory.pods.foreign)
+    pods = memory.pods
+    return replace(
+        seen, refusal=memory.refusal, foreign=pods.foreign, predecessors=pods.predecessors
+    )
 
 
 class Applier:

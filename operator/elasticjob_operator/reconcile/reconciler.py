@@ -10,10 +10,11 @@ from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.observed.state import Observed, Refusal
-from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered, keeps_store
 from elasticjob_operator.domain.plan.closing_checkpoint import WAIT_SECONDS
 from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
+    STOPPING,
     access_ends_at,
     awaits_resumption,
     deadline,
@@ -71,8 +72,8 @@ log = logging.getLogger(__name__)
 
 UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
-UNLISTED_SECONDS = 10.0
-"""Reconcile interval of a job with a pod that lost the label it is watched by."""
+UNWATCHED_SECONDS = 10.0
+"""Reconcile interval of a job that waits for a change of a pod that it does not watch."""
 
 
 class Sources(Protocol):
@@ -214,7 +215,7 @@ class Reconciler:
             raise Retry(message, kind=memory.refusal.obstacle.value)
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._dependencies.owned_objects.drop_budget(job, memory)
-        again = UNLISTED_SECONDS if memory.pods.unlisted else None
+        again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
         return _soonest(_due_seconds(planned.wake_at, self._dependencies.now()), again)
 
     async def _revoke(
@@ -384,6 +385,19 @@ def _check_readable(observed: Observed) -> None:
 def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
     """Return the seconds until the plan's wake-up time; None without one."""
     return None if wake_at is None else max((wake_at - now).total_seconds(), 0.0)
+
+
+def _awaits_unwatched_pod(job: ElasticJob, memory: JobMemory) -> bool:
+    """Return True if the job waits for a change of a pod that it does not watch.
+
+    It is one that lost the label it is watched by, or another owner's pod with the name of the pod
+    that hosts the job's store. Other names are skipped, and pods of deleted jobs are watched.
+    """
+    if memory.pods.unlisted:
+        return True
+    strangers = memory.pods.foreign - memory.pods.predecessors
+    needs = memory.report.phase not in STOPPING and keeps_store(job, STORE_INDEX)
+    return needs and STORE_INDEX in strangers
 
 
 def _soonest(*seconds: float | None) -> float | None:

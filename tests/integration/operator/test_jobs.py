@@ -221,9 +221,10 @@ def test_recreated_job_is_a_different_job(ns: Namespace) -> None:
     ns.await_pods("job-0", "job-1")
     owner = ns.present("pods", "job-1")["metadata"]["ownerReferences"][0]
     assert owner["uid"] == second["metadata"]["uid"]
-    ns.await_condition("NameConflict", "NameConflict")
     ns.remove_pod("job-0")
-    ns.await_condition("NameConflict", "Resolved")
+    ns.await_status(pods=1)
+    assert ns.condition("NameConflict") == {}, "the pods of a deleted job end by themselves"
+    assert "NameConflict" not in {reason for reason, _ in ns.events()}
     assert not any("exists and is not this job's" in message for _, message in ns.events())
 
 

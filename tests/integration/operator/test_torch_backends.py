@@ -131,6 +131,19 @@ def test_store_pod_is_replaced_under_its_own_name(ns: Namespace) -> None:
     assert told(ns, "job-0")["ELASTICJOB_STORE_HOST"] == "true"
 
 
+def test_store_pod_is_created_after_the_end_of_a_foreign_pod_of_its_name(ns: Namespace) -> None:
+    """The operator does not watch the foreign pod, which lacks the label."""
+    container = {"name": "other", "image": "other:1"}
+    foreign = {"metadata": {"name": "job-0"}, "spec": {"containers": [container]}}
+    ns.server.request("POST", ns.path("pods"), foreign)
+    ns.create_job(minNodes=2, maxNodes=2, rendezvous=C10D)
+    ns.await_condition("PodsReady", "StoreMissing")
+    before = uid(ns, "job-0")
+    ns.remove_pod("job-0")
+    wait_until(lambda: uid(ns, "job-0") not in ("", before), "a new job-0", SECONDS)
+    assert told(ns, "job-0")["ELASTICJOB_STORE_HOST"] == "true"
+
+
 def test_scale_down_spares_store_pod(ns: Namespace) -> None:
     ns.create_job(minNodes=1, maxNodes=3, rendezvous=C10D)
     ns.await_pods("job-0", "job-1", "job-2")

@@ -298,6 +298,8 @@ class Observed:
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
         foreign: indices whose pod name is held by a pod of another owner.
+        predecessors: those of `foreign` with a pod of a deleted job of the same name, which garbage
+            collection deletes.
         store: trouble with the store of the rendezvous, if there is any.
         bounds_revision: revision at which etcd stored the record of `bounds`; 0 if there is none.
         unchecked: ids of members without a listed pod whose pods were not looked up: they may
@@ -312,6 +314,7 @@ class Observed:
     incarnation: int = 1
     refusal: Refusal | None = None
     foreign: frozenset[int] = frozenset()
+    predecessors: frozenset[int] = frozenset()
     store: SeenTrouble | None = None
     bounds_revision: int = 0
     unchecked: frozenset[str] = frozenset()

@@ -147,6 +147,11 @@ def missing_store_host(job: ElasticJob, observed: Observed, counted: tuple[Pod, 
     if not keeps_store(job, STORE_INDEX) or any(pod.index == STORE_INDEX for pod in counted):
         return ""
     name = pod_name(job.metadata.name, STORE_INDEX)
+    if STORE_INDEX in observed.predecessors:
+        return (
+            f"{name}, which hosts the store, is created once the deleted job's pod of this name is "
+            "gone"
+        )
     if STORE_INDEX in observed.foreign:
         reason = "a pod of another owner has its name"
         return f"{name}, which hosts the store, cannot be created: {reason}"

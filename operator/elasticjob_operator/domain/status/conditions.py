@@ -218,7 +218,7 @@ def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
 def _refusal_findings(job: ElasticJob, observed: Observed) -> list[Finding]:
     """Return NameConflict and TemplateInvalid, each only if it is or has been true."""
     before = {condition.type for condition in job.status.conditions}
-    refusal = observed.refusal
+    refusal, others = observed.refusal, observed.foreign - observed.predecessors
     found = []
     for kind, obstacle in (
         (ConditionType.NAME_CONFLICT, Obstacle.NAME_CONFLICT),
@@ -226,8 +226,8 @@ def _refusal_findings(job: ElasticJob, observed: Observed) -> list[Finding]:
     ):
         if refusal is not None and refusal.obstacle is obstacle:
             message = refusal.message
-        elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
-            foreign_pods = [pod_name(job.metadata.name, index) for index in observed.foreign]
+        elif kind is ConditionType.NAME_CONFLICT and others:
+            foreign_pods = [pod_name(job.metadata.name, index) for index in others]
             message = f"{_names_text(foreign_pods)}: taken by a pod of another owner; skipped"
         else:
             if kind in before:

@@ -153,9 +153,16 @@ def test_pod_name_that_became_free_is_tried_again() -> None:
 
 def test_pod_name_of_another_owner_is_reported() -> None:
     applied = apply(MADE, api=Api(taken=True, holder={"metadata": {"name": "job-0"}}))
-    assert applied.foreign == {0}
+    assert (applied.foreign, applied.predecessors) == ({0}, set())
     assert applied.unlisted == set()
     assert applied.refused
+
+
+def test_pod_of_a_deleted_job_of_the_same_name_is_reported_as_such() -> None:
+    owner = {"uid": "other-uid", "controller": True, "kind": "ElasticJob", "name": "job"}
+    held = {"metadata": {"name": "job-0", "ownerReferences": [owner]}}
+    applied = apply(MADE, api=Api(taken=True, holder=held))
+    assert (applied.foreign, applied.predecessors) == ({0}, {0})
 
 
 def test_pod_of_the_job_that_no_list_showed_is_reported() -> None:

@@ -112,15 +112,28 @@ def test_taken_pod_name_counts_until_its_owner_is_gone() -> None:
     assert rig.observe().foreign == frozenset()
 
 
+def test_taken_pod_name_may_be_that_of_a_pod_of_a_deleted_job() -> None:
+    rig = Rig(Api({f"job-{index}": raw(index, owned=False) for index in (3, 4)}))
+    owner = {"uid": "other-uid", "controller": True, "kind": "ElasticJob", "name": "job"}
+    rig.api.pods["job-3"]["metadata"]["ownerReferences"] = [owner]
+    rig.memory.pods = PodMemory(foreign=frozenset({3, 4}))
+    seen = rig.observe()
+    assert seen.foreign == {3, 4}
+    assert seen.predecessors == {3}
+
+
 def test_result_of_a_plan_is_part_of_the_next_observation() -> None:
     rig = Rig(Api({"job-0": raw(0), "job-2": raw(2)}))
     before = rig.observe()
-    rig.memory.pods = PodMemory(foreign=frozenset({7}), unlisted=frozenset({"job-8"}))
+    rig.memory.pods = PodMemory(
+        foreign=frozenset({7}), predecessors=frozenset({7}), unlisted=frozenset({"job-8"})
+    )
     applied = Applied(
         [CreatePod(5, "job-5", 1)],
         created=[raw(5)],
         deleted={"uid-2-0"},
         foreign={3},
+        predecessors={3},
         unlisted={"job-4"},
     )
     after = rig.observe_again(before, applied)
@@ -129,6 +142,6 @@ def test_result_of_a_plan_is_part_of_the_next_observation() -> None:
         ("job-2", True),
         ("job-5", False),
     ]
-    assert after.foreign == {3, 7}
+    assert after.foreign == after.predecessors == {3, 7}
     assert rig.memory.pods.unlisted == {"job-4", "job-8"}
     assert rig.memory.pods.uids == {"uid-0-0", "uid-2-0", "uid-5-0"}

@@ -47,7 +47,11 @@ from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, RECONCILE_SECONDS
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
-from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
+from elasticjob_operator.reconcile.reconciler import (
+    UNWATCHED_SECONDS,
+    Dependencies,
+    Reconciler,
+)
 from elasticjob_operator.reconcile.status_writer import RESEND_SECONDS
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
@@ -262,6 +266,30 @@ def test_job_is_reconciled_again_at_once_after_a_foreign_pod_was_found() -> None
     assert rig.reconcile() != 0.0
     rig.observer.foreign = frozenset({0})
     assert rig.reconcile() == 0.0
+
+
+C10D = {"rendezvous": {"backend": "C10d"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "index", "seconds"),
+    [
+        (C10D, 0, UNWATCHED_SECONDS),
+        (C10D, 1, None),
+        ({**C10D, "runPolicy": {"suspend": True}}, 0, None),
+        ({}, 0, None),
+    ],
+    ids=["name of the store's host", "another name", "suspended", "no store in a pod"],
+)
+def test_job_that_needs_the_name_of_a_foreign_pod_is_reconciled_again_soon(
+    spec: Json, index: int, seconds: float | None
+) -> None:
+    """The end of a foreign pod triggers no reconcile."""
+    rig = Rig()
+    rig.api.spec = spec
+    rig.observer.foreign = frozenset({index})
+    rig.observer.before = observed(foreign=frozenset({index}))
+    assert rig.reconcile() == seconds
 
 
 @pytest.mark.parametrize(

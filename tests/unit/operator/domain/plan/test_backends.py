@@ -130,6 +130,10 @@ def test_status_explains_missing_store() -> None:
     status = next_status(found, stranger, UNREADABLE, NOW)
     [ready] = [one for one in status.conditions if one.type == "PodsReady"]
     assert "a pod of another owner has its name" in ready.message
+    ending = replace(stranger, predecessors=frozenset({0}))
+    status = next_status(found, ending, UNREADABLE, NOW)
+    [ready] = [one for one in status.conditions if one.type == "PodsReady"]
+    assert "once the deleted job's pod of this name is gone" in ready.message
 
 
 def test_resumption_waits_until_all_earlier_pods_are_gone() -> None:

@@ -690,6 +690,15 @@ def test_foreign_pod_is_a_condition_while_it_exists() -> None:
     assert (after.status, after.reason) == (ConditionStatus.FALSE, "Resolved")
 
 
+def test_pods_of_a_deleted_job_of_the_same_name_are_no_conflict() -> None:
+    ending = observed(*running(1), foreign=frozenset({1, 2, 3}), predecessors=frozenset({1, 2, 3}))
+    kinds = {found.type for found in status_of(job(), ending).conditions}
+    assert ConditionType.NAME_CONFLICT not in kinds
+    one = replace(ending, predecessors=frozenset({1, 3}))
+    found = condition(status_of(job(), one), ConditionType.NAME_CONFLICT)
+    assert found.message == "job-2: taken by a pod of another owner; skipped"
+
+
 def test_template_refused_by_the_api_server_is_a_condition() -> None:
     refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "spec.hostnam"', NOW)
     status = status_of(job(), observed(refusal=refusal))
