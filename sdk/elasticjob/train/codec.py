@@ -204,9 +204,10 @@ class _Encoder:
             flat = value.copy(order="C").reshape(-1).view("u1")
             content = self._tensor(torch.from_numpy(flat), path)
             return ["ndarray", [value.dtype.str, list(value.shape), content]]
+        kind = type(value)
         raise TypeError(
-            f"{path} is a numpy {type(value).__name__}, which a snapshot cannot hold unless it is "
-            "a number or an array of numbers"
+            f"{path} is a numpy {kind.__name__}, which a snapshot cannot hold unless it is a "
+            f"number or an array of numbers: {_advice(kind)}"
         )
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
@@ -318,6 +319,8 @@ def _advice(kind: type) -> str:
     for method in ("state_dict", "get_state"):
         if callable(getattr(kind, method, None)):
             return f"save its {method}()"
+    if hasattr(kind, "bit_generator"):
+        return "save the state of its bit_generator"
     return "convert it to tensors, numbers, strings, lists and dicts"
 
 

@@ -77,13 +77,10 @@ class ElasticSampler:
         self.rank, self.world = _place(rank, world)
         if (global_batch is None) == (batch_per_rank is None):
             raise ValueError("give either global_batch or batch_per_rank")
-        batch = global_batch if batch_per_rank is None else batch_per_rank * self.world
-        assert batch is not None
-        if samples < 1 or batch < 1:
-            raise ValueError(
-                f"samples and batch must be at least 1, got {samples} and "
-                f"{global_batch if batch_per_rank is None else batch_per_rank}"
-            )
+        given = "global_batch" if batch_per_rank is None else "batch_per_rank"
+        batch = global_batch if batch_per_rank is None else batch_per_rank
+        samples = _whole("the number of samples", samples, 1)
+        batch = _whole(given, batch, 1) * (1 if batch_per_rank is None else self.world)
         if batch < self.world:
             raise ValueError(f"global_batch must be at least the world size {self.world}: {batch}")
         if remainder not in (DROP, PAD):
@@ -93,7 +90,8 @@ class ElasticSampler:
                 f"a step of {batch} samples is larger than the data set of {samples}: choose a "
                 f"smaller one, or remainder={PAD!r}"
             )
-        if not 0 <= seed <= _MAX_SEED:
+        seed = _whole("seed", seed, 0)
+        if seed > _MAX_SEED:
             raise ValueError(f"seed must be from 0 to 2**31 - 1, got {seed!r}")
         self.samples = samples
         self.global_batch = batch
@@ -185,15 +183,15 @@ class ElasticSampler:
             raise ValueError(
                 f"the position has no {', '.join(missing)}: load what state_dict() returned"
             )
-        for name in ("epoch", "position"):
-            _check_count(name, state[name])
+        epoch = _whole("epoch of a position", state["epoch"], 0)
+        position = _whole("position of a position", state["position"], 0)
         for name, ours in settings.items():
             if name not in ("epoch", "position") and state[name] != ours:
                 raise ValueError(
                     f"{name} is {ours!r}, and was {state[name]!r} when the position was saved: "
                     "it cannot change between restarts"
                 )
-        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self.epoch, self._position = epoch, position
         self._has_begun = False
 
     def indices(self, position: int) -> list[int] | None:
@@ -375,14 +373,15 @@ def _loader_class(has_state: bool) -> Any:
     return StatefulDataLoader
 
 
-def _check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is a whole number from 0 on."""
+def _whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number of any type as an int. Raises ValueError unless it is one."""
     try:
-        is_count = operator.index(value) >= 0
+        found = operator.index(value)
     except TypeError:
-        is_count = False
-    if not is_count:
-        raise ValueError(f"{name} of a position must be a whole number from 0 on, got {value!r}")
+        found = least - 1
+    if found < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    return found
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

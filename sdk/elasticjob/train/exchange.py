@@ -8,6 +8,7 @@ other's records, and all of them have the error. See docs/decisions/0092-calls-o
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,12 +45,14 @@ class Protocols(NamedTuple):
 
 
 OURS = Protocols(5, 5)
-"""Protocol 5 has losses in `Begin`. Protocol 4 has `due` and `loss` in `Begin`, `Exchange.KEPT`,
-`Exchange.OWN_PARTS` at the first state that is held, and another record of snapshots before planned
-stops. Protocol 3 has another decision on the interval after a restore, and negative steps before
-those of parts that are written at a stop. Protocol 2 has `damage`, `owner` and `job` in
-`RestoreMessage`, `Exchange.OWN_PARTS`, a second `Exchange.STORED` after a demanded snapshot, and
-another decision on sharded state without parts of the ranks."""
+"""Protocol 5 has losses in `Begin`; its first versions have no digest in `Exchange.OWN_PARTS`, and
+no `Exchange.TENSORS`, which the ranks make if all digests are there, and differ. Protocol 4 has
+`due` and `loss` in `Begin`, `Exchange.KEPT`, `Exchange.OWN_PARTS` at the first state that is held,
+and another record of snapshots before planned stops. Protocol 3 has another decision on the
+interval after a restore, and negative steps before those of parts that are written at a stop.
+Protocol 2 has `damage`, `owner` and `job` in `RestoreMessage`, `Exchange.OWN_PARTS`, a second
+`Exchange.STORED` after a demanded snapshot, and another decision on sharded state without parts of
+the ranks."""
 
 
 def pack_first(protocols: Protocols) -> bytes:
@@ -116,6 +119,7 @@ class Exchange(enum.IntEnum):
     STORED = 11
     OWN_PARTS = 12
     KEPT = 13
+    TENSORS = 14
 
 
 class Header(NamedTuple):
@@ -194,6 +198,22 @@ def check_same(call: str, values: Sequence[Mapping[str, object]]) -> None:
             if each[name] != first:
                 raise _difference(
                     f"{call} has {name}={first} on rank 0, and {name}={each[name]} on rank {rank}"
+                )
+
+
+def check_tensors(tensors: Sequence[Sequence[str]]) -> None:
+    """Raise SnapshotError on all ranks if they have other distributed tensors.
+
+    Args:
+        tensors: path, type and shape of each distributed tensor of each rank.
+    """
+    for rank, each in enumerate(tensors):
+        for mine, other in itertools.zip_longest(tensors[0], each):
+            if mine != other:
+                raise _difference(
+                    f"save() has the distributed tensor {mine} on rank 0, and {other} on rank "
+                    f"{rank} (a state that differs between ranks, as of the stages of a pipeline, "
+                    "belongs in rank_state, as local tensors)"
                 )
 
 

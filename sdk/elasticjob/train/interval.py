@@ -119,9 +119,17 @@ def at_least_one(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def is_within(value: Any, most: float) -> bool:
+    """Return True if the value is a number above 0, and at most `most`."""
+    try:
+        return bool(0 < value <= most)
+    except (TypeError, ValueError, RuntimeError):  # such as a text, an array or a tensor
+        return False
+
+
 def seconds_within_a_day(name: str, value: Any) -> None:
     """Raise ValueError unless the value is a duration above 0 and of at most a day."""
-    if not 0 < value <= MAX_SECONDS:
+    if not is_within(value, MAX_SECONDS):
         raise ValueError(f"{name} must be above 0 and at most {MAX_SECONDS}, got {value!r}")
 
 
@@ -152,7 +160,7 @@ class Interval:
             at_least_one("every_steps", every_steps)
         if every_seconds is not None:
             seconds_within_a_day("every_seconds", every_seconds)
-        if not 0 < max_overhead <= 1:
+        if not is_within(max_overhead, 1):
             raise ValueError(f"max_overhead must be above 0 and at most 1, got {max_overhead!r}")
         self._every_steps = every_steps
         self._every_seconds = every_seconds

@@ -44,13 +44,28 @@ def is_distributed(value: object) -> bool:
     return isinstance(value, DTensor)
 
 
-def split(state: Any, rank_state: Any) -> tuple[Any, Any] | None:
-    """Return the shared state with descriptions of its distributed tensors, and the own state.
+class Parts(NamedTuple):
+    """State of a rank with distributed tensors.
 
-    Returns None if the state has no distributed tensor. Raises TypeError for one whose ranks hold
-    terms of a sum: its shards are no slices of the tensor.
+    Args:
+        shared: shared state with descriptions of the distributed tensors.
+        own: shards and own state of the rank.
+        tensors: path, type and shape of each distributed tensor, by its number.
+    """
+
+    shared: Any
+    own: Any
+    tensors: list[str]
+
+
+def split(state: Any, rank_state: Any) -> Parts | None:
+    """Return the shared state and the own state; None if the state has no distributed tensor.
+
+    Raises TypeError for one whose ranks hold terms of a sum: its shards are no slices of the
+    tensor.
     """
     found: list[Any] = []
+    tensors: list[str] = []
 
     def described(value: Any, path: str) -> Any:
         if not is_distributed(value):
@@ -61,13 +76,15 @@ def split(state: Any, rank_state: Any) -> tuple[Any, Any] | None:
                 "hold: call redistribute() first"
             )
         found.append(value)
-        return Sharded(len(found) - 1, str(value.dtype).partition(".")[2], tuple(value.shape))
+        made = Sharded(len(found) - 1, str(value.dtype).partition(".")[2], tuple(value.shape))
+        tensors.append(f"{path} ({made.dtype}, shape {list(made.shape)})")
+        return made
 
     shared = _mapped(state, described, "state")
     if not found:
         return None
     shards = [[each.number, each.offsets, each.values] for each in _shards(found)]
-    return shared, {_SHARDS: shards, _STATE: rank_state}
+    return Parts(shared, {_SHARDS: shards, _STATE: rank_state}, tensors)
 
 
 def own_state(own: Any) -> tuple[list[Shard], Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import multiprocessing.util
 import operator
 import os
@@ -44,6 +45,7 @@ from elasticjob.train.exchange import (
     Exchange,
     Proposal,
     check_same,
+    check_tensors,
     unpack_begins,
     unpack_proposals,
 )
@@ -56,6 +58,7 @@ from elasticjob.train.interval import (
     Losses,
     agreed_losses,
     at_least_one,
+    is_within,
     seconds_within_a_day,
 )
 from elasticjob.train.job import (
@@ -190,7 +193,7 @@ class Snapshots:
         at_least_one("keep", keep)
         if replicas not in range(MAX_REPLICAS + 1):
             raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {replicas!r}")
-        if not replica_rate > 0:
+        if not is_within(replica_rate, math.inf):
             raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
         most = _first(max_overhead, MAX_OVERHEAD)
         at_faults = OVERHEAD_AT_FAULTS if max_overhead is None else None
@@ -469,9 +472,9 @@ class Snapshots:
         version = Version(step, gang.number)
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
-            state, rank_state = parted
+            state, rank_state, _ = parted
         is_connected = self._replication is not None
-        began += self._compare(gang, rank_state is not None)
+        began += self._compare(gang, rank_state is not None, parted and parted.tensors)
         begins = begins or (self._replication is not None and not is_connected)
         ranks = 0 if rank_state is None else gang.size
         part = self._part(version, ranks, interval)._replace(reshards=parted is not None)
@@ -537,8 +540,12 @@ class Snapshots:
             most = max(MIN_KEPT_SECONDS, since)
             self._replication.wait(min(most, share * train.link().stop_seconds))
 
-    def _compare(self, gang: Gang, has_own_part: bool) -> float:
+    def _compare(
+        self, gang: Gang, has_own_part: bool, tensors: list[str] | None = None
+    ) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
+
+        Compare their distributed tensors too: shards refer to those of the shared part by number.
 
         The ranks exchange it at the first snapshot of a round, or the first state that is held,
         then at the second call, the fourth, and so on: a rank that alone has an own part would wait
@@ -550,7 +557,12 @@ class Snapshots:
         began = time.perf_counter()
         self._compared += 1
         if gang.size > 1 and self._compared & (self._compared - 1) == 0:
-            told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]))
+            mine = _DIGEST.pack(zlib.crc32("\n".join(tensors or ()).encode()))
+            told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]) + mine)
+            digests = {bytes(each[1:]) for each in told}
+            if len(digests) > 1 and b"" not in digests:  # earlier versions of the library send none
+                texts = gang.gather(Exchange.TENSORS, json.dumps(tensors or []).encode())
+                check_tensors([json.loads(bytes(each)) for each in texts])
             check_same("save()", [{"rank_state": bool(each[0])} for each in told])
             if has_own_part and self._replication is None:
                 self._replicates(gang)

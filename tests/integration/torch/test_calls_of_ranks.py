@@ -15,6 +15,7 @@ DIFFERENT = """
 import json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from elasticjob.train import SnapshotError, Snapshots
 from tests.integration.torch import forked_gang
 
@@ -34,6 +35,19 @@ def saved(calls):
         snapshots.restore()
         try:
             snapshots.save(state={"x": 2}, **{"step": 2, **calls[rank]})
+        except SnapshotError as error:
+            return str(error)
+    return work
+
+def sharded(names):
+    def work(rank, world):
+        mesh = init_device_mesh("cpu", (world,))
+        tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        state = dict.fromkeys(names[rank], tensor)
+        snapshots = Snapshots(every_steps=1, sharded=True)
+        snapshots.restore()
+        try:
+            snapshots.save(1, state)
         except SnapshotError as error:
             return str(error)
     return work
@@ -64,6 +78,14 @@ for name, calls in {
     "rank_state": ({}, {"rank_state": 5}),
 }.items():
     told[name] = forked_gang.gang(top, name, "ef", saved(calls))
+for name, names in {
+    "stages": (["a", "b"], ["a", "c"]),
+    "one more": (["a"], ["a", "b"]),
+    "no": (["a"], []),
+    "same": (["a", "b"], ["a", "b"]),
+}.items():
+    nodes = ["g " + name, "h " + name]
+    told["sharded " + name] = forked_gang.gang(top, name, nodes, sharded(names))
 told["optimizers"] = forked_gang.gang(top, "optimizers", "cd", stepped)
 print(json.dumps(told))
 """
@@ -137,6 +159,15 @@ def test_different_calls_are_an_error_with_both_values_on_all_ranks(tmp_path: Pa
         "rank_state": "save() has rank_state=False on rank 0, and rank_state=True on rank 1",
     }
     assert found.pop("optimizers") == ["end", "end"]
+    assert found.pop("sharded same") == [None, None]
+    tensor = "state['{}'] (float32, shape [4])"
+    text = (
+        "save() has the distributed tensor {} on rank 0, and {} on rank 1 (a state that differs "
+        "between ranks, as of the stages of a pipeline, belongs in rank_state, as local tensors)"
+    )
+    expected["sharded stages"] = text.format(tensor.format("b"), tensor.format("c"))
+    expected["sharded one more"] = text.format(None, tensor.format("b"))
+    expected["sharded no"] = text.format(tensor.format("a"), None)
     assert found == {name: [f"{text}: {remedy}"] * 2 for name, text in expected.items()}
 
 

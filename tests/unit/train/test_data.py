@@ -215,6 +215,11 @@ def test_stateful_data_set_without_torchdata_is_refused(monkeypatch: pytest.Monk
         lambda: ElasticSampler(10, global_batch=4, rank=3, world=3),
         lambda: ElasticSampler(10, global_batch=2, remainder="keep"),
         lambda: ElasticSampler(10, global_batch=2, seed=-1),
+        lambda: ElasticSampler(10, global_batch=2, seed=2**31),
+        lambda: ElasticSampler(10, global_batch=2, seed=1.0),  # type: ignore[arg-type]
+        lambda: ElasticSampler(10, global_batch=2, seed=None),  # type: ignore[arg-type]
+        lambda: ElasticSampler(10, global_batch=4.0),  # type: ignore[arg-type]
+        lambda: ElasticSampler(10, batch_per_rank="2"),  # type: ignore[arg-type]
         lambda: ElasticSampler(10, global_batch=2).load_state_dict(
             ElasticSampler(11, global_batch=2).state_dict()
         ),

@@ -67,5 +67,5 @@ def test_shared_part_of_sharded_state_keeps_the_versions_of_modules(mesh: dist.D
     state = module.state_dict()
     parted = split({"model": state}, None)
     assert parted is not None
-    assert parted[0]["model"]._metadata == state._metadata
-    assert isinstance(parted[0]["model"]["weight"], Sharded)
+    assert parted.shared["model"]._metadata == state._metadata
+    assert isinstance(parted.shared["model"]["weight"], Sharded)

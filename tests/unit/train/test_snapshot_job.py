@@ -169,9 +169,13 @@ def test_arguments_of_the_script_take_precedence(job: Job, tmp_path: Path) -> No
         ({"store_every": 1, "store_seconds": 1}, "not both"),
         ({"store_seconds": 0}, "store_seconds must be above 0"),
         ({"every_steps": 1, "every_seconds": 1}, "not both"),
+        ({"store_seconds": "5"}, "store_seconds must be above 0 .* got '5'"),
+        ({"every_seconds": "5"}, "every_seconds must be above 0 .* got '5'"),
+        ({"max_overhead": "1"}, "max_overhead must be above 0 .* got '1'"),
+        ({"replica_rate": "1e6"}, "replica_rate must be above 0, got '1e6'"),
     ],
 )
-def test_contradicting_arguments_are_an_error(
+def test_arguments_that_contradict_or_are_no_numbers_are_an_error(
     job: Job, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
