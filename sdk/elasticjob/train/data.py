@@ -280,7 +280,8 @@ class ElasticLoader:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise TypeError(
                 "the data set must have a length and items by index, got a "
-                f"{type(dataset).__name__}"
+                f"{type(dataset).__name__}: read a stream with torch's DataLoader, and save the "
+                "number of samples that each rank has read"
             )
         self.sampler = ElasticSampler(
             len(dataset),
@@ -312,8 +313,12 @@ class ElasticLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
+        import torch
+
         self._loader.generator.manual_seed(self.sampler.epoch_seed)
-        yield from self.sampler.moving(self._loader)
+        with torch.device("cpu"):  # that of the generator, with any default device
+            steps = iter(self._loader)
+        yield from self.sampler.moving(steps)
 
     def __len__(self) -> int:
         """Return the number of steps of an iteration that begins now, as `ElasticSampler` does."""

@@ -429,7 +429,7 @@ class Snapshots:
         if step < self._newest.step:
             raise ValueError(
                 f"step must be at least {self._newest.step}, the step of the last snapshot, got "
-                f"{step}: continue at the step that restore() returned"
+                f"{step}: continue at the step that restore() returned, and count over all epochs"
             )
         self._pace.entered(step)
         unasked = not store and self._store.is_shared and train.link().stops_unasked()

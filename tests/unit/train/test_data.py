@@ -145,6 +145,26 @@ def test_loader_with_workers_continues_behind_the_batches_of_the_loop() -> None:
     assert torch.equal(torch.get_rng_state(), before)  # dropout after a restart stays the same
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_works_with_any_default_device(workers: int) -> None:
+    loader = ElasticLoader(
+        Squares(), global_batch=8, rank=0, world=1, num_workers=workers, collate_fn=list
+    )
+    with torch.device("meta"):
+        batches = [batch for _ in range(2) for batch in loader]
+        assert torch.empty(1).is_meta
+    assert [len(batch) for batch in batches] == [8] * 10
+
+
+def test_stream_is_refused_with_the_remedy() -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(9))
+
+    with pytest.raises(TypeError, match="got a Stream: read a stream with torch's DataLoader"):
+        ElasticLoader(Stream(), global_batch=2, rank=0, world=1)
+
+
 def test_position_at_the_end_of_an_epoch_leaves_its_end_to_the_script() -> None:
     sampler = ElasticSampler(4, global_batch=2, rank=0, world=1)
     states = [sampler.state_dict() for _ in sampler]

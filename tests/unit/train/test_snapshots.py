@@ -801,7 +801,7 @@ def test_value_out_of_range_is_refused(create: Callable[[], object]) -> None:
 def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
     started().save(5, {"x": 5})
     snapshots = started()
-    with pytest.raises(ValueError, match="continue at the step that restore"):
+    with pytest.raises(ValueError, match=r"continue at the step that restore\(\) returned, and count over all epochs"):
         snapshots.save(1, {"x": 1})
     assert restored() == (5, "memory")
 
