@@ -82,7 +82,10 @@ class ElasticSampler:
         samples = _whole("the number of samples", samples, 1)
         batch = _whole(given, batch, 1) * (1 if batch_per_rank is None else self.world)
         if batch < self.world:
-            raise ValueError(f"global_batch must be at least the world size {self.world}: {batch}")
+            raise ValueError(
+                f"global_batch must be at least the world size {self.world}, got {batch}: enlarge "
+                "it, or limit the job's maxNodes"
+            )
         if remainder not in (DROP, PAD):
             raise ValueError(f"remainder must be {DROP!r} or {PAD!r}, got {remainder!r}")
         if remainder == DROP and samples < batch:

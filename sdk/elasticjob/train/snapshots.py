@@ -326,6 +326,17 @@ class Snapshots:
         self._found = (offers, plan)
         if plan is None:
             check_size(gang, offers, self._sharded)
+            if gang.rank == 0 and self._sharded and lost[0]:
+                log.warning(
+                    "no snapshot has the state of all ranks, and training begins at step 0 instead "
+                    "of %d: more nodes were lost at once than there are replicas (%d), or no "
+                    "snapshot was complete yet, and %s",
+                    lost[0],
+                    self._replicas,
+                    "storage has none: store them more often"
+                    if self._store.is_shared
+                    else "there is no storage: give Snapshots a folder that all nodes share",
+                )
             return None
         shared, own = exchanged(gang, plan, bodies)
         self._memory.keep(plan.version)  # other ranks may not have read theirs yet

@@ -132,6 +132,18 @@ results["again"] = gang("again", ["a", "d", "e"], 9)
     assert found["again"] == [[last, None, "memory"]] * 3
 
 
+def test_start_without_the_state_of_all_ranks_is_logged(tmp_path: Path) -> None:
+    script = """
+gang("first", ["a", "b", "c"], 3)
+lose("b", "c")
+results["again"] = gang("again", ["a", "b"], 1)
+"""
+    found, log = forked_gang.run(RANKS, tmp_path, script, seconds=240)
+    assert found == {"again": [None] * 2}
+    text = "no snapshot has the state of all ranks, and training begins at step 0 instead of 3"
+    assert log.count(text) == log.count("there is no storage: give Snapshots a folder") == 1
+
+
 def test_all_nodes_lost_restore_from_storage_at_another_number(tmp_path: Path) -> None:
     script = """
 shared = str(top / "storage")
