@@ -8,7 +8,6 @@ other's records, and all of them have the error. See docs/decisions/0092-calls-o
 from __future__ import annotations
 
 import enum
-import itertools
 import json
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -207,13 +206,23 @@ def check_tensors(tensors: Sequence[Sequence[str]]) -> None:
     Args:
         tensors: path, type and shape of each distributed tensor of each rank.
     """
+    first = tensors[0]
     for rank, each in enumerate(tensors):
-        for mine, other in itertools.zip_longest(tensors[0], each):
+        found = [(one, "rank 0", f"rank {rank}") for one in first if one not in each]
+        found += [(one, f"rank {rank}", "rank 0") for one in each if one not in first]
+        if found:
+            tensor, there, elsewhere = found[0]
+            raise _difference(
+                f"save() has the distributed tensor {tensor} on {there}, and not on {elsewhere} (a "
+                "state that differs between ranks, as of the stages of a pipeline, belongs in "
+                "rank_state, as local tensors)"
+            )
+        for mine, other in zip(first, each):
             if mine != other:
                 raise _difference(
-                    f"save() has the distributed tensor {mine} on rank 0, and {other} on rank "
-                    f"{rank} (a state that differs between ranks, as of the stages of a pipeline, "
-                    "belongs in rank_state, as local tensors)"
+                    f"save() has the distributed tensor {mine} on rank 0 where rank {rank} has "
+                    f"{other} (build the state in the same order on all ranks, such as by sorted "
+                    "names)"
                 )
 
 

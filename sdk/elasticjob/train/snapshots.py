@@ -551,9 +551,7 @@ class Snapshots:
             most = max(MIN_KEPT_SECONDS, since)
             self._replication.wait(min(most, share * train.link().stop_seconds))
 
-    def _compare(
-        self, gang: Gang, has_own_part: bool, tensors: list[str] | None = None
-    ) -> float:
+    def _compare(self, gang: Gang, has_own_part: bool, tensors: list[str] | None = None) -> float:
         """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
 
         Compare their distributed tensors too: shards refer to those of the shared part by number.

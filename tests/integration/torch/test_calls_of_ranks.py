@@ -82,6 +82,7 @@ for name, names in {
     "stages": (["a", "b"], ["a", "c"]),
     "one more": (["a"], ["a", "b"]),
     "no": (["a"], []),
+    "order": (["a", "b"], ["b", "a"]),
     "same": (["a", "b"], ["a", "b"]),
 }.items():
     nodes = ["g " + name, "h " + name]
@@ -162,12 +163,17 @@ def test_different_calls_are_an_error_with_both_values_on_all_ranks(tmp_path: Pa
     assert found.pop("sharded same") == [None, None]
     tensor = "state['{}'] (float32, shape [4])"
     text = (
-        "save() has the distributed tensor {} on rank 0, and {} on rank 1 (a state that differs "
+        "save() has the distributed tensor {} on rank {}, and not on rank {} (a state that differs "
         "between ranks, as of the stages of a pipeline, belongs in rank_state, as local tensors)"
     )
-    expected["sharded stages"] = text.format(tensor.format("b"), tensor.format("c"))
-    expected["sharded one more"] = text.format(None, tensor.format("b"))
-    expected["sharded no"] = text.format(tensor.format("a"), None)
+    expected["sharded stages"] = text.format(tensor.format("b"), 0, 1)
+    expected["sharded one more"] = text.format(tensor.format("b"), 1, 0)
+    expected["sharded no"] = text.format(tensor.format("a"), 0, 1)
+    expected["sharded order"] = (
+        "save() has the distributed tensor state['a'] (float32, shape [4]) on rank 0 where rank 1 "
+        "has state['b'] (float32, shape [4]) (build the state in the same order on all ranks, such "
+        "as by sorted names)"
+    )
     assert found == {name: [f"{text}: {remedy}"] * 2 for name, text in expected.items()}
 
 

@@ -163,8 +163,14 @@ def nested(kind: type, depth: int) -> Any:
         ),
         ({"m": torch.nn.Linear(1, 1)}, r"state\['m'\] is a .*Linear, .*: save its state_dict\(\)"),
         ({"a": numpy.array(["x"])}, r"state\['a'\] is a numpy ndarray"),
-        ({"a": numpy.random.default_rng(1)}, r"state\['a'\] is a numpy Generator.* of its bit_generator"),
-        ({"a": numpy.random.RandomState(1)}, r"state\['a'\] is a numpy RandomState.* its get_state\(\)"),
+        (
+            {"a": numpy.random.default_rng(1)},
+            r"state\['a'\] is a numpy Generator.* of its bit_generator",
+        ),
+        (
+            {"a": numpy.random.RandomState(1)},
+            r"state\['a'\] is a numpy RandomState.* its get_state\(\)",
+        ),
         (
             {"a": numpy.ma.masked_array([1, 2], [False, True])},
             r"state\['a'\] is a numpy MaskedArray",
@@ -801,7 +807,10 @@ def test_value_out_of_range_is_refused(create: Callable[[], object]) -> None:
 def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
     started().save(5, {"x": 5})
     snapshots = started()
-    with pytest.raises(ValueError, match=r"continue at the step that restore\(\) returned, and count over all epochs"):
+    with pytest.raises(
+        ValueError,
+        match=r"continue at the step that restore\(\) returned, and count over all epochs",
+    ):
         snapshots.save(1, {"x": 1})
     assert restored() == (5, "memory")
 
