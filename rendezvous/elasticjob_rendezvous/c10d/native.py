@@ -23,6 +23,7 @@ from elasticjob_rendezvous.c10d.backend import (
     C10dRendezvousBackend,
     state_key,
 )
+from elasticjob_rendezvous.dynamic.stores import of_former_rounds
 from elasticjob_rendezvous.protocol.store_health import Failed
 from elasticjob_rendezvous.protocol.store_trouble import StoreState
 from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
@@ -36,7 +37,7 @@ PROBE_KEY = "elasticjob/probe"
 
 
 class Host:
-    """Server of a store for the life of its process.
+    """Server of a store for the life of its process; deletes former rounds when it is full.
 
     Args:
         address: listen address; "" means all addresses of this machine.
@@ -47,7 +48,7 @@ class Host:
 
     def __init__(self, address: str, port: int) -> None:
         try:
-            self._server = TCPStoreServer(address, port)
+            self._server = TCPStoreServer(address, port, of_former_rounds)
         except OSError as error:
             raise RendezvousConnectionError(
                 f"cannot host the c10d store at port {port}: {error}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +14,20 @@ MASTER_PORT = "MASTER_PORT"
 def round_prefix(run_id: str, number: int) -> str:
     """Return the prefix of a round's keys, as in torch's dynamic rendezvous."""
     return f"torch.rendezvous.{run_id}.{number}"
+
+
+KEPT_ROUNDS = 2
+"""Number of the last rounds whose keys are still read, see `handler.last_stores`."""
+_ROUND_KEY = re.compile(rb"/(torch\.rendezvous\.[^/]+)\.(\d+)/")
+
+
+def of_former_rounds(keys: Sequence[bytes]) -> list[bytes]:
+    """Return the keys, in a store's form, of all rounds before the last KEPT_ROUNDS of each run."""
+    found = [(key, match) for key in keys if (match := _ROUND_KEY.match(key)) is not None]
+    newest: dict[bytes, int] = {}
+    for _, match in found:
+        newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
+    return [key for key, match in found if int(match[2]) <= newest[match[1]] - KEPT_ROUNDS]
 
 
 class PrefixedStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 ENTRY_BYTES = 256
 """Approximate size of an entry's objects, in addition to its key and value."""
@@ -18,15 +18,20 @@ class OutOfMemory(ValueError):
     """Request that would exceed the maximum size of the store."""
 
 
+Outdated = Callable[[Sequence[bytes]], Iterable[bytes]]
+
+
 class Memory:
     """State of a server. Waiters are the server's own client identifiers.
 
-    `max_bytes` limits keys, values and waiters in all. A method that would exceed it raises
-    `OutOfMemory` and changes nothing.
+    `max_bytes` limits keys, values and waiters in all. A method that would exceed it first deletes
+    the keys that `outdated` selects from all keys; if that is not enough, it raises `OutOfMemory`
+    and changes nothing else.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, outdated: Outdated = lambda keys: ()) -> None:
         self._max_bytes = max_bytes
+        self._outdated = outdated
         self._bytes = 0
         self._values: dict[bytes, bytes] = {}
         self._waiting: dict[Hashable, _Waiter] = {}
@@ -50,9 +55,9 @@ class Memory:
 
     def set(self, key: bytes, value: bytes) -> list[Hashable]:
         """Set a value; return the waiters whose last missing key this was."""
-        found = self._values.get(key)
-        before = 0 if found is None else _size(key, found)
-        self._grow(_size(key, value) - before)
+        size = _size(key, value)
+        self._check(size - self._held(key))
+        self._bytes += size - self._held(key)  # the check may have deleted it
         self._values[key] = value
         return self._came(key)
 
@@ -143,12 +148,21 @@ class Memory:
             self.forget(client)
         return done
 
+    def _held(self, key: bytes) -> int:
+        """Return the memory of a key and its value, 0 if it is missing."""
+        found = self._values.get(key)
+        return 0 if found is None else _size(key, found)
+
     def _grow(self, size: int) -> None:
         self._check(size)
         self._bytes += size
 
     def _check(self, size: int) -> None:
-        if size > 0 and self._bytes + size > self._max_bytes:
+        if size <= 0 or self._bytes + size <= self._max_bytes:
+            return
+        for key in self._outdated(self.keys()):
+            self.delete(key)
+        if self._bytes + size > self._max_bytes:
             raise OutOfMemory(f"the store holds {self._bytes} of at most {self._max_bytes} bytes")
 
 

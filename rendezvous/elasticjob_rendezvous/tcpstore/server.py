@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from elasticjob_launcher.admission import Caps
 from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
-from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory
+from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory, Outdated
 from elasticjob_rendezvous.tcpstore.wire import (
     I64,
     MAGIC,
@@ -52,7 +52,10 @@ CAPS = Caps(unproven=1024, per_address=512, kept=40_960, kept_per_address=4096)
 """A node holds two connections: 32,768 in the largest job, and some while nodes are replaced. A
 local run has all of its nodes at one address."""
 MAX_STORE_BYTES = 32 * 1024 * 1024
-"""The state of 16,384 nodes in a rendezvous of torch's takes about 4 MiB."""
+"""The state of 16,384 nodes in a rendezvous of torch's takes about 4 MiB.
+
+The keys of one round take about 800 bytes for each node.
+"""
 MAX_TRANSIT_BYTES = 16 * 1024 * 1024
 BUFFER_BYTES = 4096
 """Size of a connection's buffers, and of the parts of messages that the budget leaves out."""
@@ -69,13 +72,16 @@ class TCPStoreServer:
     Args:
         host: listen address; "" means all addresses of this machine.
         port: listen port; 0 selects a free one, see `port`.
+        outdated: selects the keys to delete once the store is full; see `Memory`.
 
     Raises:
         OSError: the port is in use, or the address is not local.
     """
 
-    def __init__(self, host: str = "", port: int = 0) -> None:
-        self._serving = _Serving(host, port)
+    def __init__(
+        self, host: str = "", port: int = 0, outdated: Outdated = lambda keys: ()
+    ) -> None:
+        self._serving = _Serving(host, port, outdated)
         self.port = self._serving.port
         weakref.finalize(self, self._serving.end).atexit = False
 
@@ -97,11 +103,11 @@ class TCPStoreServer:
 class _Serving:
     """Server implementation; separate, since its thread's reference prevents its collection."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, outdated: Outdated) -> None:
         self._socket = listening_socket(host, port, BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._pid = os.getpid()
-        self._memory = Memory(MAX_STORE_BYTES)
+        self._memory = Memory(MAX_STORE_BYTES, outdated)
         self._budget = Budget(MAX_TRANSIT_BYTES)
         self._clients: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None

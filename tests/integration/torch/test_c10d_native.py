@@ -23,7 +23,10 @@ from elasticjob_agent.polling.reconnecting_handler import ReconnectingHandler
 from elasticjob_agent.setting_values import SettingsError
 from elasticjob_agent.settings import AgentSettings, Backend, EtcdAccess
 from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousInfo
+from elasticjob_rendezvous.c10d import native
+from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.tcpstore import server
 from tests.integration.local_rig import until
 
 SECONDS = 90
@@ -175,6 +178,26 @@ def test_several_endpoints_are_refused() -> None:
     settings = replace(Job().settings(), etcd=EtcdAccess(("a:1", "b:2")))
     with pytest.raises(SettingsError, match="one endpoint"):
         job_handler(settings)
+
+
+def test_store_of_limited_memory_serves_any_number_of_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_STORE_BYTES", 64 * 1024)
+    host = native.Host("127.0.0.1", 0)
+    backend, store, own = native.connect("127.0.0.1", host.port, "run", 10.0)
+    backend.set_state(b"state")
+    keys = [f"torchelastic/role_info/{rank}" for rank in range(16)]
+    rounds = [PrefixedStore(round_prefix("run", number), store) for number in range(100)]
+    for each in rounds:
+        each.multi_set(keys, ["role"] * len(keys))
+    assert all(each.check(keys) for each in rounds[-2:])
+    state = backend.get_state()
+    assert state is not None
+    assert state[0] == b"state"
+    for client in (store, own):
+        client.close()
+    host.close()
 
 
 def test_store_client_and_host_work_without_torch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory, OutOfMemory
@@ -41,6 +43,25 @@ def test_overwritten_and_deleted_values_make_room() -> None:
         memory.set(b"b", bytes(ENTRY_BYTES))
         assert memory.delete(b"b") == 1
     assert memory.delete(b"b") == 0
+
+
+def test_outdated_keys_are_deleted_once_the_maximum_is_reached() -> None:
+    def outdated(keys: Sequence[bytes]) -> list[bytes]:
+        return [key for key in keys if key.startswith(b"old")]
+
+    memory = Memory(ROOM, outdated)
+    for number in range(8):
+        memory.set(b"old%d" % number, b"")
+    memory.set(b"new", b"")
+    assert len(memory) == 9
+    memory.set(b"old7", bytes(2 * ENTRY_BYTES))
+    assert memory.keys() == [b"new", b"old7"]
+    with pytest.raises(OutOfMemory):
+        memory.set(b"large", bytes(ROOM))
+    assert memory.keys() == [b"new"]
+    memory.set(b"large", bytes(7 * ENTRY_BYTES))
+    with pytest.raises(OutOfMemory):
+        memory.set(b"larger", bytes(ENTRY_BYTES))
 
 
 def test_waiters_count_until_they_are_woken_or_forgotten() -> None:
