@@ -9,6 +9,7 @@ from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
+    LONGEST,
     RendezvousTimeout,
 )
 from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler, Prefixed
@@ -36,12 +37,18 @@ def create_handler(
 
     def limit(name: str) -> timedelta | None:
         seconds = params.get_as_int(f"{name}_timeout")
-        return None if seconds is None else timedelta(seconds=seconds)
+        return None if seconds is None else timedelta(seconds=in_range(f"{name}_timeout", seconds))
 
     def number(name: str, default: int) -> int:
         value = params.get_as_int(name, default)
         if value is None:
             raise ValueError(f"the rendezvous setting {name!r} must be a whole number, not None")
+        return in_range(name, value)
+
+    def in_range(name: str, value: int) -> int:
+        most = int(LONGEST.total_seconds())
+        if abs(value) > most:  # too large for a timedelta
+            raise ValueError(f"the rendezvous setting {name!r} must be at most {most}, not {value}")
         return value
 
     return DynamicRendezvousHandler.from_backend(

@@ -72,7 +72,7 @@ class Heartbeats:
         """Stop, and wait up to `seconds` for a heartbeat in progress."""
         self._end()
         if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+            self._thread.join(min(seconds, threading.TIMEOUT_MAX))
 
 
 def _run(
@@ -81,7 +81,7 @@ def _run(
     beat: Callable[[Any], None],
     interval_seconds: float,
 ) -> None:
-    while not stop.wait(interval_seconds):
+    while not stop.wait(min(interval_seconds, threading.TIMEOUT_MAX)):
         alive = owner()
         if alive is None:
             return
@@ -277,7 +277,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if joiner is not None:
             if joiner == threading.get_ident():
                 return True
-            return self._no_joiner.wait(self._settings.timeout.close.total_seconds())
+            limit_seconds = self._settings.timeout.close.total_seconds()
+            return self._no_joiner.wait(min(limit_seconds, threading.TIMEOUT_MAX))
         self._release()
         try:
             if self._held is not None and self._close_on_shutdown:

@@ -11,11 +11,17 @@ CLOSE_SECONDS = 30
 HEARTBEAT_SECONDS = 5
 KEEP_ALIVE_INTERVAL_SECONDS = 5
 KEEP_ALIVE_MAX_ATTEMPT = 3
+LONGEST = timedelta(days=365_000)
+"""Maximum of all times: later dates than the year 9999 do not exist."""
+
+
+def _at_most(found: timedelta) -> str:
+    return f" and at most {LONGEST.days} days, not {found}"
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RendezvousTimeout:
-    """Timeouts of a rendezvous; each must be positive, None means its default.
+    """Timeouts of a rendezvous, positive and at most LONGEST; None means the default.
 
     Args:
         join: timeout of `next_rendezvous` (600 s).
@@ -24,7 +30,7 @@ class RendezvousTimeout:
         heartbeat: timeout of one heartbeat (5 s).
 
     Raises:
-        ValueError: a timeout is not positive.
+        ValueError: a timeout is not positive, or too long.
     """
 
     join: timedelta
@@ -46,8 +52,8 @@ class RendezvousTimeout:
             ("heartbeat", heartbeat, HEARTBEAT_SECONDS),
         ):
             limit = timedelta(seconds=default_seconds) if given is None else given
-            if limit <= timedelta(0):
-                raise ValueError(f"the {name} timeout must be positive, not {limit}")
+            if not timedelta(0) < limit <= LONGEST:
+                raise ValueError(f"the {name} timeout must be positive{_at_most(limit)}")
             object.__setattr__(self, name, limit)
 
 
@@ -90,9 +96,9 @@ class RendezvousSettings:
             raise ValueError(
                 f"max_nodes must be at least min_nodes ({self.min_nodes}), not {self.max_nodes}"
             )
-        if self.keep_alive_interval <= timedelta(0):
+        if not timedelta(0) < self.keep_alive_interval <= LONGEST:
             raise ValueError(
-                f"keep_alive_interval must be positive, not {self.keep_alive_interval}"
+                f"keep_alive_interval must be positive{_at_most(self.keep_alive_interval)}"
             )
         if self.keep_alive_max_attempt < 1:
             raise ValueError(

@@ -378,6 +378,9 @@ def test_many_concurrent_nodes_agree(gang) -> None:
         ({"close_timeout": "0"}, "close"),
         ({"keep_alive_interval": None}, "keep_alive_interval"),
         ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt"),
+        ({"join_timeout": 10**15}, "'join_timeout' must be at most"),
+        ({"last_call_timeout": 10**12}, "'last_call_timeout' must be at most"),
+        ({"keep_alive_interval": str(10**12)}, "'keep_alive_interval' must be at most"),
         ({"close_on_shutdown": "maybe"}, "close_on_shutdown"),
         ({"local_addr": "x", "run_id": ""}, "run id"),
     ],
@@ -387,6 +390,23 @@ def test_invalid_setting_is_named(settings: dict, named: str) -> None:
     parameters = RendezvousParameters("c10d", "", min_nodes=1, max_nodes=1, **chosen)
     with pytest.raises(ValueError, match=named):
         create_handler(MemoryStore(), MemoryBackend(), parameters)
+
+
+def test_times_of_centuries_are_no_limit() -> None:
+    names = ("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout")
+    settings = dict.fromkeys((*names, "keep_alive_interval"), 10**10)
+    parameters = RendezvousParameters("c10d", "", "run", 1, 2, "a", **settings)
+    with ThreadPoolExecutor(1) as pool:
+        handler = create_handler(MemoryStore(), MemoryBackend(), parameters)
+        joining = pool.submit(handler.next_rendezvous)
+        until(lambda: handler._actor.shared.state.deadline is not None, "the last call")
+        assert handler.shutdown()
+        with pytest.raises(RendezvousGracefulExitError):
+            joining.result()
+    parameters = RendezvousParameters("c10d", "", "run", 1, 1, "a", **settings)
+    handler = create_handler(MemoryStore(), MemoryBackend(), parameters)
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
 
 
 def test_defaults_match_torch() -> None:
