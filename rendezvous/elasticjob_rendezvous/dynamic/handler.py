@@ -142,6 +142,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._store_of: Callable[[int], Any] = partial(_round_store, prefixed, settings, store)
         self._masters = Masters(node, self._store_of, sharing)
         self._heartbeats: Heartbeats | None = None
+        self._beat_failed = False
         self._joiner: int | None = None
         self._no_joiner = threading.Event()
         self._no_joiner.set()
@@ -355,11 +356,18 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return Operation(self._actor, decide, limit_seconds).run()
 
     def _beat(self) -> None:
-        """Send one heartbeat; runs in the heartbeats' thread."""
+        """Send one heartbeat; runs in the heartbeats' thread. Logs an outage at its two ends."""
+        failed_before = self._beat_failed
+        self._beat_failed = True
         try:
             self._run(decisions.keep_alive, self._settings.timeout.heartbeat.total_seconds())
         except RendezvousError as error:
-            log.warning("%s: a heartbeat failed: %s", self._node, error)
+            level = logging.DEBUG if failed_before else logging.WARNING
+            log.log(level, "%s: a heartbeat failed: %s", self._node, error)
+            return
+        self._beat_failed = False
+        if failed_before:
+            log.info("%s: heartbeats succeed again", self._node)
 
     def _abandon(self) -> None:
         try:

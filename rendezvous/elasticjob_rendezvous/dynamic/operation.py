@@ -16,7 +16,13 @@ from elasticjob_rendezvous.api import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied, join
+from elasticjob_rendezvous.dynamic.core.decisions import (
+    Action,
+    Situation,
+    applied,
+    join,
+    keep_alive,
+)
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, is_torch_node
 from elasticjob_rendezvous.dynamic.ports import Clock
@@ -103,7 +109,9 @@ class Operation:
                     ) from error
                 if not self._actor.reconnects or self._actor.clock.monotonic() > self._deadline:
                     raise
-                log.warning("%s: the backend is unreachable; trying again", self._actor.node)
+                first = failures == 0 and self._decide is not keep_alive
+                level = logging.WARNING if first else logging.DEBUG
+                log.log(level, "%s: trying again: %s", self._actor.node, error)
                 self._actor.wait(self._pause(RETRY_SECONDS, failures))
                 failures += 1
                 continue

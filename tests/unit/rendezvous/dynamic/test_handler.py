@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -342,6 +343,24 @@ def test_unreachable_backend_is_retried_only_if_it_can_return(gang, reconnects: 
     else:
         with pytest.raises(RendezvousConnectionError, match="away"):
             handler.next_rendezvous()
+
+
+def test_outage_is_logged_at_its_two_ends(gang, caplog) -> None:
+    g = gang(min_nodes=1, max_nodes=1)
+    g.backend.reconnects = True
+    handler = g.handler(heartbeat_timeout=1, keep_alive_interval=600)
+    handler.next_rendezvous()
+    handler._actor.shared.beat_at = float("-inf")  # a heartbeat is due
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    g.backend.fails = [RendezvousConnectionError("away")] * 1000
+    handler._beat()
+    handler._beat()
+    g.backend.fails = []
+    handler._beat()
+    handler._beat()
+    logged = [record.getMessage().partition(": ")[2] for record in caplog.records]
+    assert logged == ["a heartbeat failed: away", "heartbeats succeed again"]
 
 
 def test_corrupt_state_is_an_error(gang) -> None:
