@@ -95,11 +95,12 @@ class Choice:
         """Return the choice with a store and an id of its own for the job of one node.
 
         That is the one of --standalone, and as under torchrun one node without a rendezvous, or
-        with a c10d store at any port.
+        with a c10d store at any port, or of no name.
         """
         is_single = self.nnodes in ("1", "1:1")
         is_chosen = self._source("rdzv_backend") != "DEFAULT" or self.endpoint or self.run_id
-        at_any_port = self.backend == "c10d" and self.endpoint.endswith(":0")
+        is_unnamed = self.endpoint.endswith(":0") or not (self.endpoint or self.run_id)
+        at_any_port = self.backend == "c10d" and is_unnamed
         has_own = self.backend == "static" or at_any_port or not is_chosen
         if self.standalone:
             self._check_standalone()

@@ -154,6 +154,13 @@ def test_one_node_may_host_its_store_at_any_port(rig: LocalRig, rendezvous: str)
     assert "job one succeeded" in ran.stdout
 
 
+def test_one_node_with_c10d_needs_neither_endpoint_nor_id(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    ran = rig.call("agent", "--nnodes=1", "--rdzv-backend=c10d", "hello.py")
+    assert ran.returncode == 0, ran.stderr
+    assert " succeeded" in ran.stdout
+
+
 def test_variables_do_not_contradict_standalone(rig: LocalRig) -> None:
     (rig.job / "hello.py").write_text(SCRIPT)
     variables = {"PET_NNODES": "4", "PET_RDZV_ENDPOINT": "nowhere:1", "PET_RDZV_ID": "other"}
