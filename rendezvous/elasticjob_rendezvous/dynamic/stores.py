@@ -18,16 +18,24 @@ def round_prefix(run_id: str, number: int) -> str:
 
 KEPT_ROUNDS = 2
 """Number of the last rounds whose keys are still read, see `handler.last_stores`."""
+_ADDRESS_KEYS = tuple(f"/{name}".encode() for name in (MASTER_ADDR, MASTER_PORT))
 _ROUND_KEY = re.compile(rb"/(torch\.rendezvous\.[^/]+)\.(\d+)/")
 
 
 def of_former_rounds(keys: Sequence[bytes]) -> list[bytes]:
-    """Return the keys, in a store's form, of all rounds before the last KEPT_ROUNDS of each run."""
+    """Return the keys, in a store's form, of all rounds before the last KEPT_ROUNDS of each run.
+
+    The workers' addresses stay: torch's agents publish them in their first round only.
+    """
     found = [(key, match) for key in keys if (match := _ROUND_KEY.match(key)) is not None]
     newest: dict[bytes, int] = {}
     for _, match in found:
         newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
-    return [key for key, match in found if int(match[2]) <= newest[match[1]] - KEPT_ROUNDS]
+    return [
+        key
+        for key, match in found
+        if int(match[2]) <= newest[match[1]] - KEPT_ROUNDS and not key.endswith(_ADDRESS_KEYS)
+    ]
 
 
 class PrefixedStore:

@@ -78,9 +78,7 @@ class TCPStoreServer:
         OSError: the port is in use, or the address is not local.
     """
 
-    def __init__(
-        self, host: str = "", port: int = 0, outdated: Outdated = lambda keys: ()
-    ) -> None:
+    def __init__(self, host: str = "", port: int = 0, outdated: Outdated = lambda keys: ()) -> None:
         self._serving = _Serving(host, port, outdated)
         self.port = self._serving.port
         weakref.finalize(self, self._serving.end).atexit = False

@@ -97,7 +97,7 @@ def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
         ("agent --standalone --rdzv-id x work.py", "--rdzv-id must not be given with --standalone"),
         ("agent --standalone --nnodes 1:2 work.py", "--standalone runs one node"),
         ("agent --nnodes 2 --rdzv-backend static work.py", "give c10d on every node instead"),
-        ("agent --rdzv-backend c10d work.py", "--rdzv-id must be given"),
+        ("agent --nnodes 2 --rdzv-backend c10d work.py", "--rdzv-id must be given"),
     ],
 )
 def test_bad_input_starts_nothing(rig: LocalRig, words: str, said: str) -> None:
