@@ -10,7 +10,7 @@ HOME ?= $(shell echo ~)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticjob
 PY := .venv/bin/python
 # Tests of real processes and of pods wait for most of their time.
-JOBS ?= $(shell expr $$(nproc) + 2)
+JOBS ?= $(shell expr $$(nproc) + 3)
 E2E_JOBS ?= 4
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 # The tests start thousands of interpreters, which would compile the checkout's modules each time.
