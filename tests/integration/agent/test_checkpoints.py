@@ -109,8 +109,11 @@ class dist:
         tensor.values = [op(each) for each in zip(*dist.gathered(tensor.values))]
 
     def destroy_process_group():
-        if dist.get_rank() != 0:  # the last one ends the store
-            dist.store.set(f"ended/{dist.get_rank()}", "")
+        if dist.get_rank() != 0:
+            try:
+                dist.store.set(f"ended/{dist.get_rank()}", "")
+            except ConnectionError:  # rank 0 ends once it has the last key, perhaps unanswered
+                pass
         else:
             ranks = range(1, dist.get_world_size())
             dist.store.wait([f"ended/{rank}" for rank in ranks], timedelta(hours=1))
