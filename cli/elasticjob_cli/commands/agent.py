@@ -95,13 +95,13 @@ class Choice:
         """Return the choice with a store and an id of its own for the job of one node.
 
         That is the one of --standalone, and as under torchrun one node without a rendezvous, or
-        with a c10d store at any port, or of no name.
+        with a c10d store at any port, or without an endpoint and a run id.
         """
         is_single = self.nnodes in ("1", "1:1")
         is_chosen = self._source("rdzv_backend") != "DEFAULT" or self.endpoint or self.run_id
-        is_unnamed = self.endpoint.endswith(":0") or not (self.endpoint or self.run_id)
-        at_any_port = self.backend == "c10d" and is_unnamed
-        has_own = self.backend == "static" or at_any_port or not is_chosen
+        at_any_port = self.endpoint.endswith(":0") or not (self.endpoint or self.run_id)
+        hosts_own = self.backend == "c10d" and at_any_port
+        has_own = self.backend == "static" or hosts_own or not is_chosen
         if self.standalone:
             self._check_standalone()
         elif self.backend == "static" and not is_single:

@@ -1,8 +1,7 @@
 """Client of the control socket of a running local job.
 
 One JSON line goes each way over a unix socket in the run's own folder, which only its user can
-enter. The client loads without the API's models, so that a command takes no longer than its program
-takes to load.
+enter. The client loads no models of the API, which take longer to load than the rest.
 """
 
 from __future__ import annotations

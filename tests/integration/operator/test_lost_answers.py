@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,19 +64,28 @@ def test_round_event_is_posted_once_despite_lost_status_answer(
     assert operator.metric("elasticjob_rounds_total", cause="leave") == 1
 
 
-def test_terminated_operator_posts_events_of_written_status(
-    ns: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
-) -> None:
-    """The operator's successor finds the status up to date, and has no event to post."""
-    agents = running(ns, newest_etcd, 2)
+@contextmanager
+def terminated_while_it_writes(
+    ns: Namespace, etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
+) -> Iterator[None]:
+    """Send SIGTERM while the answer to the write of a status is held back until the end."""
+    agents = running(ns, etcd, 2)
     with proxy.hold(tells_of_round_2):
         agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
         wait_until(lambda: proxy.lost == 1, "the status", SECONDS)
         operator.signal(signal.SIGTERM)
-        process = operator.process
-        assert process is not None
         waits = "stopping after 1 reconcile in progress"
         wait_until(lambda: waits in operator.log.read_text(), "the wait for the reconcile", SECONDS)
+        yield
+
+
+def test_terminated_operator_posts_events_of_written_status(
+    ns: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
+) -> None:
+    """The operator's successor finds the status up to date, and has no event to post."""
+    with terminated_while_it_writes(ns, newest_etcd, operator, proxy):
+        process = operator.process
+        assert process is not None
         assert process.poll() is None
         assert lease_holder(ns), "it must not begin beside its successor"
     assert process.wait(SECONDS) == 0
@@ -86,13 +96,7 @@ def test_terminated_operator_posts_events_of_written_status(
 def test_second_sigterm_ends_the_operator_and_its_lease_expires(
     ns: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
 ) -> None:
-    agents = running(ns, newest_etcd, 2)
-    with proxy.hold(tells_of_round_2):
-        agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
-        wait_until(lambda: proxy.lost == 1, "the status", SECONDS)
-        operator.signal(signal.SIGTERM)
-        waits = "stopping after 1 reconcile in progress"
-        wait_until(lambda: waits in operator.log.read_text(), "the wait for the reconcile", SECONDS)
+    with terminated_while_it_writes(ns, newest_etcd, operator, proxy):
         assert operator.stop() == 0
         assert lease_holder(ns), "the API server may still process the request"
     log = operator.log.read_text()

@@ -316,9 +316,7 @@ def test_store_of_a_paused_torch_agent_stays_the_workers_store(gang: MakeGang) -
     until(lambda: ours.call("awaited_store") != "", "rank 0 to wait for the store")
     assert not joins[0].done()
     theirs.signal(signal.SIGCONT)
-    rounds = [each.result() for each in joins]
-    agree(rounds)
-    assert rounds[0].master == alone.master
+    assert agreed_store([each.result() for each in joins]) == alone.master
 
 
 @pytest.mark.parametrize("store", ["tcp", "etcd-v2"])

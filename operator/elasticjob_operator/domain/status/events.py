@@ -407,14 +407,17 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
 
 def _is_deleted(status: Status) -> bool:
     """Return True if the job ended because it is deleted, which is no failure."""
-    return any(
-        condition.type is ConditionType.FAILED and condition.reason == StopReason.DELETED
-        for condition in status.conditions
-    )
+    failed = _failed(status)
+    return failed is not None and failed.reason == StopReason.DELETED
+
+
+def _failed(status: Status) -> Condition | None:
+    """Return the condition Failed, if there is one."""
+    return next((one for one in status.conditions if one.type is ConditionType.FAILED), None)
 
 
 def _end_text(after: Status) -> str:
-    failed = next((c for c in after.conditions if c.type is ConditionType.FAILED), None)
+    failed = _failed(after)
     if failed is None:
         return "the job failed"
     return f"{failed.reason}: {failed.message}" if failed.message else failed.reason

@@ -49,8 +49,9 @@ class NodeDesc:
     @property
     def host(self) -> str:
         """Address of the host, published as MASTER_ADDR if the node becomes rank 0."""
-        _, _, host = self.addr.partition(" ") if self.addr.startswith(OURS_FIRST) else ("", "", "")
-        return host or self.addr
+        if not self.addr.startswith(OURS_FIRST):
+            return self.addr
+        return self.addr.partition(" ")[2] or self.addr
 
 
 def addr_of_ours(host: str, created: datetime) -> str:

@@ -151,6 +151,8 @@ def publish(masters: Masters, held: RankAssignment) -> RendezvousStoreInfo:
 
 HOST = torch_nodes("127.0.0.1")
 """Torch's node, with an address at which a test can listen."""
+LASTING = RendezvousStoreInfo("host", 29400)
+"""Store of the backend."""
 
 
 def test_without_torch_nodes_every_round_has_its_own_port(rounds: Rounds) -> None:
@@ -234,14 +236,13 @@ def test_new_node_waits_before_assuming_a_silent_torch_rank_0(
 
 
 def test_backend_store_serves_all_rounds(rounds: Rounds) -> None:
-    lasting = RendezvousStoreInfo("host", 29400)
     for number, node in enumerate((A, C, A)):
-        masters = rounds.masters(node, lasting)
-        assert publish(masters, assignment(number, node, node, B)) == lasting
+        masters = rounds.masters(node, LASTING)
+        assert publish(masters, assignment(number, node, node, B)) == LASTING
         assert masters.shared
     assert rounds.emptied == [29400] * 3
-    alone = rounds.masters(A, lasting)
-    assert publish(alone, assignment(3, A, A, C)) != lasting, (
+    alone = rounds.masters(A, LASTING)
+    assert publish(alone, assignment(3, A, A, C)) != LASTING, (
         "without torch's nodes it is not needed"
     )
     assert not alone.shared
@@ -252,7 +253,7 @@ def test_store_of_the_torch_agent_precedes_the_backend_store(
     rounds: Rounds, agents_store: int
 ) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
-    masters = rounds.masters(A, RendezvousStoreInfo("host", 29400))
+    masters = rounds.masters(A, LASTING)
     assert publish(masters, assignment(1, A, A, HOST)).master_port == agents_store
 
 
@@ -267,9 +268,6 @@ def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
     assert masters.find(assignment(1, A, C, A, HOST), 60.0) is None
-
-
-LASTING = RendezvousStoreInfo("host", 29400)
 
 
 @pytest.mark.parametrize(
