@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -44,13 +45,22 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+NOT_COLLECTED = ("torch._dynamo", "torch.distributed.tensor")
+"""Modules with a second of imports each, which every worker would need only for the collection."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exempt the collected tests and all modules from garbage collection.
+    """Check imports, and exempt the collected tests and all modules from garbage collection.
 
     A whole run has 700,000 such objects in each worker. Collections would search them, and copy
     their memory in each forked child.
     """
+    if found := [name for name in NOT_COLLECTED if name in sys.modules]:
+        raise pytest.UsageError(
+            f"a test module imports {', '.join(found)} when it is collected, in each of pytest's "
+            "workers: import it in the functions that need it"
+        )
     gc.collect()
     gc.freeze()
 

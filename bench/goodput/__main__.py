@@ -41,7 +41,7 @@ from bench.gang import Gang, NotRecovered, gang
 from bench.goodput.steps import Step, Work, curve, fault_times, read_steps, work
 from bench.goodput.systems import SYSTEMS, UNDISTURBED, System, prepared
 from bench.machine import machine_facts
-from bench.peers.trainee import STARTED, WIDTHS
+from bench.peers.records import STARTED, WIDTHS
 from bench.plot import plot_goodput
 from bench.results import keep
 from bench.settings import OUTPUT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bench.peers.trainee import RECORD
+from bench.peers.records import RECORD
 
 
 @dataclass(frozen=True, slots=True)

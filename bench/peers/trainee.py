@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,18 +30,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.peers.records import FSDP2, RECORD, STARTED, WIDTHS
 from bench.peers.worker import record
 from elasticjob import train
 from elasticjob.train.data import ElasticSampler
 
-RECORD = struct.Struct("<dqii")
 SAMPLES, FEATURES, CLASSES, BATCH = 4096, 64, 10, 64
-STARTED = "started"
-"""File in the shared folder from which on the first interval counts."""
-FSDP2 = "fsdp2"
-WIDTHS = {"8MB": (800, 1), "800MB": (5700, 2), FSDP2: (2300, 1)}
-"""Width and depth by the size of parameters and Adam's state, 12 bytes for each parameter; of the
-model that is sharded with FSDP2, 65 MB over all ranks."""
 
 
 class Steps:

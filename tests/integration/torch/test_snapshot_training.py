@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.torch import forked_gang
-from tests.integration.torch.training_variants import KILLS, STEPS
+from tests.integration.torch.training_steps import KILLS, STEPS
 
 SCRIPT = """
 import json, sys

@@ -26,9 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elasticjob import train
 from tests.integration.torch import forked_gang
+from tests.integration.torch.training_steps import KILLS, STEPS
 
-STEPS = 12
-KILLS = ((4, "before the step"), (8, "during the copy"))
 FEATURES, HIDDEN, CLASSES, BATCH = 16, 24, 4, 8
 FREEZE_AT = 6
 _LOSS = struct.Struct("<qf")

@@ -26,7 +26,7 @@ from bench.goodput.__main__ import (
 )
 from bench.goodput.steps import Step, Work, curve, fault_times, read_steps, work
 from bench.goodput.systems import SYSTEMS
-from bench.peers.trainee import RECORD, STARTED, Storage
+from bench.peers.records import RECORD, STARTED
 
 
 def steps(*numbers: int, world: int = 2) -> list[Step]:
@@ -208,6 +208,8 @@ def test_more_cores_than_the_process_has_are_refused(capsys: pytest.CaptureFixtu
 def test_checkpoint_of_the_compared_systems_is_written_and_read(tmp_path: Path) -> None:
     (tmp_path / STARTED).touch()
     path = tmp_path / "checkpoint.pt"
+    from bench.peers.trainee import Storage  # it imports torch
+
     Storage(path, 30.0).save(lambda: {"step": 7}, at_once=True)
     assert Storage(path, 30.0).load() == {"step": 7}
     assert [each.name for each in tmp_path.iterdir() if each.name != STARTED] == [path.name]

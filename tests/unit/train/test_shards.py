@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from elasticjob import layout
 from elasticjob.train import Snapshots
@@ -51,6 +50,8 @@ def mesh() -> Iterator[dist.DeviceMesh]:
 
 
 def test_partial_placement_is_refused_with_its_path(mesh: dist.DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
     def placed(placement: Shard | Replicate | Partial) -> dict[str, list[DTensor]]:
         return {"w": [DTensor.from_local(torch.ones(2), mesh, [placement])]}
 
@@ -61,6 +62,8 @@ def test_partial_placement_is_refused_with_its_path(mesh: dist.DeviceMesh) -> No
 
 
 def test_shared_part_of_sharded_state_keeps_the_versions_of_modules(mesh: dist.DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
     module = torch.nn.BatchNorm1d(2)
     weight = DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
     module.weight = torch.nn.Parameter(weight)
