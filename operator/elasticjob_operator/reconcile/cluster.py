@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.observed.state import Observation, Obstacle, Refusal
 from elasticjob_operator.domain.plan.actions import Action, CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -71,6 +72,19 @@ class NameTaken(Exception):
         singular = kind.singular or kind.plural.removesuffix("s")
         super().__init__(
             f"{singular} {name} exists and is not this job's; delete it, or name the job otherwise"
+        )
+
+
+class OwnerRemoved(NameTaken):
+    """Object of the job whose owner references were removed."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        singular = kind.singular or kind.plural.removesuffix("s")
+        Exception.__init__(
+            self,
+            f"metadata.ownerReferences was removed from {singular} {name}, which would outlive the "
+            f"job; exclude objects with the label {UID_LABEL} from the webhook or policy that "
+            f"removes it, and delete that {singular}",
         )
 
 

@@ -24,6 +24,7 @@ from elasticjob_operator.domain.status.events import (
     deletions_refused,
     job_events,
     labels_lost,
+    owner_lost,
     settled_rounds,
     stepped_rounds,
     template_warnings,
@@ -33,6 +34,7 @@ from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.set_aside import SetAside, SetAsideReason
 from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
+    PODS,
     Conflict,
     Json,
     KubeError,
@@ -175,7 +177,7 @@ class Reconciler:
             self._dependencies.now,
         )
         seen, applied = done.observation.observed, done.applied
-        self._record_lost_labels(job, memory, seen)
+        self._record_changed_pods(job, memory, seen)
         memory.refusal = applied.refusal
         if done.wrote_nodes:
             memory.change.restore(changed_at)
@@ -266,10 +268,24 @@ class Reconciler:
                 log.warning("deleted, not closed yet: %s", error, extra=of_job(key))
             if memory.deleted_at is None:
                 memory.deleted_at = self._dependencies.clock()
+                await self._delete_unowned(memory)
             if closed or raw is not None or not self._closing_seconds(key):
                 self._dependencies.jobs.forget(key)
                 log.info("deleted", extra=of_job(key))
         return raw
+
+    async def _delete_unowned(self, memory: JobMemory) -> None:
+        """Delete the pods of a deleted job that garbage collection does not find."""
+        for uid, name in memory.pods.unowned.items():
+            try:
+                await self._dependencies.kube.delete(PODS, memory.key.namespace, name, uid=uid)
+            except KubeError as error:
+                log.warning(
+                    "delete pod %s, whose owner references were removed: %s",
+                    name,
+                    error,
+                    extra=of_job(memory.key),
+                )
 
     def _closing_seconds(self, key: JobKey) -> float | None:
         """Return the seconds for which the store of a deleted job is waited for; None for none."""
@@ -353,12 +369,17 @@ class Reconciler:
         memory.report = replace(memory.report, posted=True)
         return without_recent_changes(before, self._dependencies.now() - UNPOSTED_EVENTS_TIME)
 
-    def _record_lost_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
-        """Post one event per pod that lost its labels; the status shows the lasting condition."""
-        lost = [pod for pod in seen.pods if pod.lost_labels]
-        events = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
-        unlabelled_now = frozenset(pod.uid for pod in lost)
-        memory.report = replace(memory.report, unlabelled=unlabelled_now)
+    def _record_changed_pods(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
+        """Post one event per pod that lost its labels, or its owner references; the status shows
+        the lasting condition."""
+        unlabelled = {pod.uid: pod for pod in seen.pods if pod.lost_labels}
+        unowned = {pod.uid: pod for pod in seen.pods if pod.lost_owner}
+        before = memory.report
+        events = [labels_lost(unlabelled[uid]) for uid in unlabelled.keys() - before.unlabelled]
+        events += [owner_lost(unowned[uid]) for uid in unowned.keys() - before.unowned]
+        memory.report = replace(
+            before, unlabelled=frozenset(unlabelled), unowned=frozenset(unowned)
+        )
         self._dependencies.events.record(Subject.of_job(job), events)
 
     def _record_events(

@@ -40,6 +40,9 @@ class JobApi(Protocol):
     ) -> Json:
         """Apply a merge patch; return the object. Raises `KubeError`."""
 
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        """Delete the object with this uid; return False if it is gone. Raises `KubeError`."""
+
 
 class EventSink(Protocol):
     """Recorder of Kubernetes events."""

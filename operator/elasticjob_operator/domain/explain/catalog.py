@@ -90,6 +90,11 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
         "Let the namespace's LimitRange admit the containers that the operator adds, or change "
         "sidecar.resources in the operator's chart: the agent needs 64Mi of memory",
     ),
+    Obstacle.OWNER_REMOVED: Entry(
+        "",
+        "Find the webhook or policy with `kubectl get mutatingwebhookconfigurations`, and exclude "
+        "objects with the label elasticjob.dev/job-uid from it",
+    ),
     Obstacle.NAME_CONFLICT: Entry("", "Delete the object of that name, or rename the job"),
     Obstacle.TEMPLATE_INVALID: Entry("", "Suspend the job, correct spec.template and resume it"),
     Obstacle.ENDPOINT: Entry(

@@ -172,6 +172,7 @@ class Obstacle(StrEnum):
     QUOTA = "QuotaExceeded"
     REFUSED = "CreationRefused"
     AGENT_RESOURCES = "AgentResourcesRefused"
+    OWNER_REMOVED = "OwnerReferencesRemoved"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
@@ -211,6 +212,7 @@ class Pod:
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
         lost_labels: the operator's labels, as `key=value`, that were removed or changed.
+        lost_owner: True if its owner references were removed.
     """
 
     index: int
@@ -238,6 +240,7 @@ class Pod:
     exit_code: int | None = None
     end: PodEnd | None = None
     lost_labels: tuple[str, ...] = ()
+    lost_owner: bool = False
 
     @property
     def ended(self) -> bool:

@@ -180,6 +180,7 @@ _OF_CREATION = (
     Obstacle.QUOTA,
     Obstacle.REFUSED,
     Obstacle.AGENT_RESOURCES,
+    Obstacle.OWNER_REMOVED,
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
+from elasticjob_operator.domain.explain.changed_pods import unowned_text
 from elasticjob_operator.domain.explain.phrases import (
     cause_text,
     round_cause,
@@ -157,6 +158,11 @@ def credentials_rotated(reason: str, user: str) -> Event:
 def labels_lost(pod: Pod) -> Event:
     """Return the event for a pod whose labels were removed or changed."""
     return Event(EventType.WARNING, "LabelsLost", "; ".join(lost_label_sentences([pod])))
+
+
+def owner_lost(pod: Pod) -> Event:
+    """Return the event for a pod whose owner references were removed."""
+    return Event(EventType.WARNING, "OwnerReferencesLost", unowned_text([pod]))
 
 
 def fields_dropped(fields: Iterable[str]) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -53,8 +54,9 @@ BEFORE = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
 
 @dataclass
 class Api:
-    """API server; `holder` is the pod that has the name of every new one. A write of a pod takes
-    `delay` seconds, `seconds` is the time."""
+    """API server; `holder` is the pod that has the name of every new one. It removes the owner
+    references of new pods if `disowned`, and their deletion takes forever if `undeletable`. A write
+    of a pod takes `delay` seconds, `seconds` is the time."""
 
     taken: bool = False
     delay: float = 0.0
@@ -63,6 +65,8 @@ class Api:
     deleted: list[str] = field(default_factory=list)
     holder: Json | None = None
     created: list[Json] = field(default_factory=list)
+    disowned: bool = False
+    undeletable: bool = False
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if self.holder is None:
@@ -76,7 +80,12 @@ class Api:
             raise AlreadyExists(f"create {kind.plural}", "it already exists")
         self.created.append(body)
         self.seconds += self.delay
-        return body
+        uid = f"uid-{len(self.created)}"
+        made = {**body, "metadata": {**body["metadata"], "uid": uid}}
+        if self.disowned:
+            del made["metadata"]["ownerReferences"]
+            self.holder = made if self.undeletable else None
+        return made
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
         if name in self.errors:
@@ -233,6 +242,39 @@ def test_rendezvous_is_written_through_its_source() -> None:
     assert source.writes == ["bounds", "close", "remove"]
     assert len(applied.actions) == 3
     assert applied.error is None
+
+
+def test_pods_that_lose_their_owner_at_creation_are_deleted_and_created_ever_later() -> None:
+    api, memory = Api(disowned=True), JobMemory(JobKey("default", "job"), "job-uid")
+    times: list[float] = []
+    while len(times) < 8:
+        before = len(api.created)
+        applied = apply(*CREATIONS, api=api, memory=memory)
+        assert (applied.refused, applied.error, applied.created) == (True, None, [])
+        assert applied.refusal is not None
+        assert applied.refusal.obstacle is Obstacle.OWNER_REMOVED
+        memory.refusal = applied.refusal
+        times += [api.seconds] * (len(api.created) - before)
+        assert len(api.deleted) == len(api.created)
+        api.seconds += 1
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses == [2, 4, 8, 16, 32, 60, 60]
+    assert set(api.deleted) == {"job-0"}
+    api.disowned = False
+    api.seconds += 60
+    applied = apply(*CREATIONS, api=api, memory=memory)
+    assert (len(applied.created), applied.refusal) == (MANY, None)
+
+
+def test_withdrawn_pod_is_waited_for() -> None:
+    api = Api(disowned=True, undeletable=True)
+    memory = JobMemory(JobKey("default", "job"), "job-uid")
+    for _ in range(3):
+        assert apply(*CREATIONS, api=api, memory=memory).refused
+        api.seconds += 1000
+    assert len(api.created) == 1
+    assert len(api.deleted) == 3, "the deletion is repeated until it has begun"
+    assert memory.withdrawn.pods == {"uid-1": "job-0"}
 
 
 MANY = 4 * MAX_CONCURRENT_CALLS
