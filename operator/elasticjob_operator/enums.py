@@ -122,6 +122,7 @@ class ConditionType(StrEnum):
     FINISHED = "Finished"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
+    NODES_REFUSED = "NodesRefused"
     TEMPLATE_WARNINGS = "TemplateWarnings"
     RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
     SNAPSHOTS_IN_MEMORY = "SnapshotsInMemory"

@@ -31,6 +31,7 @@ class Applied:
         foreign: indices whose pod name turned out to be taken by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name.
         unlisted: names of the job's pods that exist although the LIST did not show them.
+        nodes_refused: message of the API server, if it refused to write spec.nodes.
         kept: pods that the API server refuses to delete, with its message.
     """
 
@@ -44,6 +45,7 @@ class Applied:
     foreign: set[int] = field(default_factory=set)
     predecessors: set[int] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)
+    nodes_refused: str | None = None
     kept: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, obstacle: Obstacle, message: str, now: datetime) -> None:

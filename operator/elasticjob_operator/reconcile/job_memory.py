@@ -16,7 +16,7 @@ from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.state import Pod, Refusal
+from elasticjob_operator.domain.observed.state import NodesRefusal, Pod, Refusal
 from elasticjob_operator.domain.status.set_aside import SetAside
 from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -236,6 +236,7 @@ class JobMemory:
     Args:
         seen_at: monotonic time of the first reconcile.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
+        nodes_refusal: last refusal to write spec.nodes; the pass replaces it.
         withdrawn: pods that were deleted right after their creation; the cluster replaces it.
         undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
@@ -251,6 +252,7 @@ class JobMemory:
     report: ReportMemory = ReportMemory()
     faults: Faults = Faults()
     refusal: Refusal | None = None
+    nodes_refusal: NodesRefusal | None = None
     withdrawn: Withdrawals = Withdrawals()
     undeletable: frozenset[str] = frozenset()
     deleted_at: float | None = None

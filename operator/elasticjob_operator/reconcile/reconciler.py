@@ -218,7 +218,10 @@ class Reconciler:
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._dependencies.owned_objects.drop_budget(job, memory)
         again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
-        return _soonest(_due_seconds(planned.wake_at, self._dependencies.now()), again)
+        wake_at, refused = planned.wake_at, memory.nodes_refusal
+        write_at = refused.retry_at if refused is not None else None
+        now = self._dependencies.now()
+        return _soonest(_due_seconds(wake_at, now), _due_seconds(write_at, now), again)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed

@@ -276,6 +276,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesRefusal:
+    """Refusal of the API server to write `spec.nodes`.
+
+    Args:
+        nodes: value that was refused.
+        message: message of the server.
+        generation: generation of the job at that time.
+        retry_at: UTC time of the next attempt, unless the job is changed before.
+    """
+
+    nodes: int
+    message: str
+    generation: int
+    retry_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class SeenTrouble:
     """Trouble with the store of a rendezvous.
 
@@ -300,6 +317,7 @@ class Observed:
         bounds: `bounds` record of that incarnation, None if it is absent.
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
+        nodes_refusal: set while the API server refuses to write spec.nodes.
         foreign: indices whose pod name is held by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name, which garbage
             collection deletes.
@@ -316,6 +334,7 @@ class Observed:
     bounds: RendezvousParams | None = None
     incarnation: int = 1
     refusal: Refusal | None = None
+    nodes_refusal: NodesRefusal | None = None
     foreign: frozenset[int] = frozenset()
     predecessors: frozenset[int] = frozenset()
     store: SeenTrouble | None = None

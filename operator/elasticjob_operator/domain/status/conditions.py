@@ -30,6 +30,7 @@ from elasticjob_operator.domain.plan.launch_failures import (
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
+from elasticjob_operator.domain.status.nodes_condition import nodes_finding
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
@@ -86,6 +87,7 @@ def conditions(
         resizing(view, size, phase),
         *_end_findings(view, phase, stop),
         *_refusal_findings(job, observed),
+        *nodes_finding(job, observed),
         *_warning_findings(job),
         *memory_finding(job, view),
         *storage_finding(job, view),

@@ -328,6 +328,7 @@ def failure_text(failure: FailureStatus) -> str:
 _WARNINGS = {
     ConditionType.NAME_CONFLICT: EventType.WARNING,
     ConditionType.TEMPLATE_INVALID: EventType.WARNING,
+    ConditionType.NODES_REFUSED: EventType.WARNING,
 }
 _STARTING = "PodsStarting"
 

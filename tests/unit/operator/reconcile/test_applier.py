@@ -18,6 +18,7 @@ from elasticjob_operator.domain.plan.actions import (
     DeletePod,
     DeleteReason,
     RemoveMembers,
+    WriteNodes,
     WriteParams,
 )
 from elasticjob_operator.domain.plan.closing_checkpoint import OPEN
@@ -26,11 +27,14 @@ from elasticjob_operator.etcd_tls.job_users import SecretMissing, access_of_auth
 from elasticjob_operator.kubernetes.client import (
     SERVICES,
     AlreadyExists,
+    Conflict,
     Forbidden,
+    Invalid,
     Json,
     Kind,
     KubeError,
     NotFound,
+    TooManyRequests,
     Unreachable,
 )
 from elasticjob_operator.metrics import Metrics
@@ -98,6 +102,8 @@ class Api:
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
     ) -> Json:
+        if name in self.errors:
+            raise self.errors[name]
         return body
 
 
@@ -242,6 +248,25 @@ def test_rendezvous_is_written_through_its_source() -> None:
     assert source.writes == ["bounds", "close", "remove"]
     assert len(applied.actions) == 3
     assert applied.error is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refused"),
+    [
+        (Forbidden("patch", "denied", 403), True),
+        (Invalid("patch", "denied", 422), True),
+        (Conflict("patch", "denied", 409), False),
+        (TooManyRequests("patch", "denied", 429), False),
+        (Unreachable("patch", "denied", 500), False),
+    ],
+)
+def test_only_a_lasting_refusal_of_the_size_lets_the_plan_go_on(
+    error: KubeError, is_refused: bool
+) -> None:
+    applied = apply(WriteNodes(4), MADE, api=Api(errors={"job": error}))
+    assert applied.actions == ([MADE] if is_refused else [])
+    assert applied.nodes_refused == ("denied" if is_refused else None)
+    assert applied.error is (None if is_refused else error)
 
 
 def test_pods_that_lose_their_owner_at_creation_are_deleted_and_created_ever_later() -> None:

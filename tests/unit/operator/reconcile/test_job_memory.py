@@ -21,6 +21,7 @@ WRITERS = {
     "refusal": {"reconcile/reconciler.py"},
     "deleted_at": {"reconcile/reconciler.py"},
     "sent": {"reconcile/status_writer.py"},
+    "nodes_refusal": {"reconcile/plan_pass.py"},
     "withdrawn": {"reconcile/kube_cluster.py"},
     "undeletable": {"reconcile/kube_cluster.py"},
     "faults": {"reconcile/fault_guard.py"},
