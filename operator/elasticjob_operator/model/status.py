@@ -36,6 +36,7 @@ MAX_HELD_BACK = 10
 """Maximum number of nodes listed that are not admitted to a round yet."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
+MAX_REFUSED = 10
 MAX_UNSAVED = 16
 """Maximum number of pods listed that did not save."""
 MAX_REASONS = 10
@@ -302,6 +303,17 @@ class CreationRefusal(StatusModel):
     """Message of the API server or of the operator."""
 
 
+class DeletionRefusal(StatusModel):
+    """Refusal of the API server to delete pods."""
+
+    pods: Annotated[list[str], Field(max_length=MAX_REFUSED)] = Field(default_factory=list)
+    """Names of the pods, in natural order, at most ten."""
+    count: int = 0
+    """Number of pods."""
+    message: str = ""
+    """Message of the API server on the first of them."""
+
+
 class StoreRefusal(StatusModel):
     """Refusal of the rendezvous store to accept writes."""
 
@@ -465,6 +477,9 @@ class Status(StatusModel):
     """Pods that failed at launch since the last round; absent once they are replaced."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
+    deletion_refusal: DeletionRefusal | None = None
+    """Refusal to delete pods that are to end; absent once they can be deleted or are wanted
+    again."""
     store_refusal: StoreRefusal | None = None
     """Refusal of the rendezvous store to accept writes; absent while it accepts them or cannot be
     reached."""

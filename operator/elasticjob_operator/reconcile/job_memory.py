@@ -238,7 +238,8 @@ class JobMemory:
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
         nodes_refusal: last refusal to write spec.nodes; the pass replaces it.
         withdrawn: pods that were deleted right after their creation; the cluster replaces it.
-        undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
+        undeletable: messages on pods whose deletion was refused last, by uid; the applier
+            replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
         sent: last status written, if the API server dropped fields of it; `StatusWriter` sets it.
     """
@@ -254,7 +255,7 @@ class JobMemory:
     refusal: Refusal | None = None
     nodes_refusal: NodesRefusal | None = None
     withdrawn: Withdrawals = Withdrawals()
-    undeletable: frozenset[str] = frozenset()
+    undeletable: Mapping[str, str] = field(default_factory=dict)
     deleted_at: float | None = None
     sent: SentStatus | None = None
     change: PendingChange = field(default_factory=PendingChange)

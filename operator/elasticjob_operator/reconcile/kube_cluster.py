@@ -321,12 +321,6 @@ class KubeCluster:
                 if obstacle_of(error) is None:
                     raise
                 refused = refused or error
-        memory.undeletable = frozenset(
-            one.uid
-            for one in deletions
-            if one.name in applied.kept
-            or (one.uid in memory.undeletable and one.uid not in applied.deleted)
-        )
         if refused is not None:
             raise refused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -83,6 +83,7 @@ def _with_memory(seen: Observed, memory: JobMemory) -> Observed:
         seen,
         refusal=memory.refusal,
         nodes_refusal=memory.nodes_refusal,
+        undeletable=memory.undeletable,
         foreign=pods.foreign,
         predecessors=pods.predecessors,
     )
@@ -114,6 +115,7 @@ class Applier:
                 await self._cluster.update_owned(context, planned, applied)
         except EXPECTED as error:
             applied.error = error
+        context.memory.undeletable = _undeletable(planned, applied, context.memory.undeletable)
         return applied
 
     async def _apply_alike(
@@ -159,6 +161,18 @@ class Applier:
                 raise AssertionError(f"{action} is applied with its like")
             case _:
                 assert_never(action)
+
+
+def _undeletable(planned: Plan, applied: Applied, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the messages on pods that the plan deletes and the API server refuses to delete, by
+    uid. Those that the plan did not reach keep the message of an earlier pass."""
+    wanted = [action for action in planned.actions if isinstance(action, DeletePod)]
+    return {
+        action.uid: message
+        for action in wanted
+        if action.uid not in applied.deleted
+        and (message := applied.kept.get(action.name) or before.get(action.uid))
+    }
 
 
 class JobObserver(Protocol):

@@ -140,9 +140,76 @@ def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_por
         wait_until(told, f"the refusal, of {ns.events()}", SECONDS)
         status = ns.status()
         assert (status["phase"], status["pods"]["active"]) == ("Suspending", 2)
-        assert ns.condition("Suspended")["message"] == "waiting for the end of job-0, job-1"
+        found = ns.await_condition("Suspended", "DeletionRefused")
+        begin = "waiting for the end of job-0, job-1; the API server refuses to delete job-0 and "
+        assert found["message"].startswith(f"{begin}job-1: Internal error occurred: failed calling")
+        remedy = "let the webhook, policy or role admit the operator's deletions of pods"
+        assert found["message"].endswith(f"; {remedy}")
+        assert (found["status"], ns.condition("Ready")["status"]) == ("False", "False")
+        said = ns.status()["explanation"]
+        assert any(text.startswith("The API server refuses to delete job-0 and") for text in said)
     ns.await_pods()
     ns.await_status(phase="Suspended", pods=0)
+    assert "deletionRefusal" not in ns.status()
+
+
+def test_policy_against_deletions_is_reported_until_it_admits_them(ns: Namespace) -> None:
+    """It protects one of two pods: the other one is deleted."""
+    ns.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "C10d"})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    with protected(ns, "job-1"):
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        found = ns.await_condition("Suspended", "DeletionRefused")
+        assert "the API server refuses to delete job-1: " in found["message"]
+        assert "pods are protected here" in found["message"]
+        ns.await_pods("job-1")
+        ns.await_status(phase="Suspending", pods=1)
+        begin = "waiting for the end of job-1; the API server refuses"
+        wait_until(
+            lambda: ns.condition("Suspended")["message"].startswith(begin), "one pod", SECONDS
+        )
+        refusal = ns.status()["deletionRefusal"]
+        assert (refusal["pods"], refusal["count"]) == (["job-1"], 1)
+        ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        ns.await_condition("Suspended", "DeletionRefused")
+    ns.await_pods()
+    ns.await_status(phase="Suspended", pods=0)
+
+
+@contextmanager
+def protected(ns: Namespace, pod: str) -> Iterator[None]:
+    """Let a policy refuse the deletion of this pod."""
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["DELETE"],
+        "resources": ["pods"],
+    }
+    constraints = {
+        "resourceRules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ns.name}},
+    }
+    validation = {
+        "expression": f"oldObject.metadata.name != '{pod}'",
+        "message": "pods are protected here",
+        "reason": "Forbidden",
+    }
+    kinds = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": ns.name}}
+    spec: dict[str, Any] = {"matchConstraints": constraints, "validations": [validation]}
+    policy = {**kinds, "kind": "ValidatingAdmissionPolicy", "spec": spec}
+    actions = {"policyName": ns.name, "validationActions": ["Deny"]}
+    binding = {**kinds, "kind": "ValidatingAdmissionPolicyBinding", "spec": actions}
+    ns.server.request("POST", path, policy)
+    ns.server.request("POST", path.replace("policies", "policybindings"), binding)
+    try:
+        _await_hook(ns, "DELETE", ns.path("pods", pod), status=403)
+        yield
+    finally:
+        ns.server.request("DELETE", f"{path.replace('policies', 'policybindings')}/{ns.name}")
+        ns.server.request("DELETE", f"{path}/{ns.name}")
 
 
 def _probe(plural: str) -> dict[str, Any]:
@@ -151,14 +218,16 @@ def _probe(plural: str) -> dict[str, Any]:
     return {"metadata": {"name": "probe"}, "spec": spec}
 
 
-def _await_hook(ns: Namespace, method: str, path: str, probe: dict[str, Any] | None = None) -> None:
-    """Wait until the server has learned of the webhook."""
+def _await_hook(
+    ns: Namespace, method: str, path: str, probe: dict[str, Any] | None = None, status: int = 500
+) -> None:
+    """Wait until the server has learned of the webhook or policy."""
 
     def refused() -> bool:
         try:
             ns.server.request(method, f"{path}?dryRun=All", probe)
         except Refused as error:
-            return error.status == 500
+            return error.status == status
         return False
 
     wait_until(refused, "the webhook", SECONDS)

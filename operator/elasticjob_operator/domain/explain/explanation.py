@@ -37,6 +37,7 @@ from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered
 from elasticjob_operator.domain.plan.lifecycle import STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import refusal_of, shows_saving
+from elasticjob_operator.domain.status.deletion_refusal import deletion_sentences
 from elasticjob_operator.domain.status.nodes_condition import nodes_sentences
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import place_sentences
@@ -81,6 +82,7 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     texts = [
         *([set_aside_sentence(aside)] if aside else []),
         *_state(job, known),
+        *deletion_sentences(job.status),
         *nodes_sentences(job),
         *_changed_pods(job, known),
         *_stuck(known),

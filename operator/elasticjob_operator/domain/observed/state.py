@@ -317,6 +317,7 @@ class Observed:
         bounds: `bounds` record of that incarnation, None if it is absent.
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
+        undeletable: messages of the API server on pods that it refuses to delete, by uid.
         nodes_refusal: set while the API server refuses to write spec.nodes.
         foreign: indices whose pod name is held by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name, which garbage
@@ -334,6 +335,7 @@ class Observed:
     bounds: RendezvousParams | None = None
     incarnation: int = 1
     refusal: Refusal | None = None
+    undeletable: Mapping[str, str] = field(default_factory=dict)
     nodes_refusal: NodesRefusal | None = None
     foreign: frozenset[int] = frozenset()
     predecessors: frozenset[int] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.explain.phrases import (
@@ -30,6 +30,12 @@ from elasticjob_operator.domain.plan.launch_failures import (
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
+from elasticjob_operator.domain.status.deletion_refusal import (
+    REFUSED,
+    REMEDY,
+    deletion_refusal,
+    refusal_text,
+)
 from elasticjob_operator.domain.status.nodes_condition import nodes_finding
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.rounds import utc_time
@@ -364,7 +370,7 @@ def _phase_findings(
     return [
         finding(ConditionType.RUNNING, Phase.RUNNING, reason, running),
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
-        _suspended(observed.pods, phase, suspended),
+        _suspended(observed, phase, suspended),
     ]
 
 
@@ -372,9 +378,9 @@ NODE_UNREACHABLE = "NodeUnreachable"
 """Reason of condition Suspended while a pod stays whose machine does not answer."""
 
 
-def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
+def _suspended(observed: Observed, phase: Phase, message: str) -> Finding:
     """Return Suspended: true, with this message, once no pod is left."""
-    kind = ConditionType.SUSPENDED
+    kind, pods = ConditionType.SUSPENDED, observed.pods
     if phase is Phase.SUSPENDED:
         return Finding(kind, ConditionStatus.TRUE, phase.value, message)
     if phase is Phase.SUSPENDING:
@@ -382,6 +388,8 @@ def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
         if reasons := pods_left(pods):
             text += f": {reasons}"
         reason = NODE_UNREACHABLE if any(map(is_unreachable, pods)) else phase.value
+        if (refused := deletion_refusal(observed)) is not None:
+            reason, text = REFUSED, f"{text}; {refusal_text(refused)}; {REMEDY}"
         return Finding(kind, ConditionStatus.FALSE, reason, text)
     return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 

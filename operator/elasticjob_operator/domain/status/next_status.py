@@ -42,6 +42,7 @@ from elasticjob_operator.domain.status.conditions import (
     creation_refusal,
     failed_launches,
 )
+from elasticjob_operator.domain.status.deletion_refusal import deletion_refusal
 from elasticjob_operator.domain.status.failures import (
     avoided_nodes,
     first_failure,
@@ -148,6 +149,7 @@ def next_status(
             None if suspended or finished else failed_launches(view, counted_pods, size)
         ),
         refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
+        deletion_refusal=deletion_refusal(observed),
         store_refusal=store_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.

@@ -23,7 +23,7 @@ WRITERS = {
     "sent": {"reconcile/status_writer.py"},
     "nodes_refusal": {"reconcile/plan_pass.py"},
     "withdrawn": {"reconcile/kube_cluster.py"},
-    "undeletable": {"reconcile/kube_cluster.py"},
+    "undeletable": {"reconcile/plan_pass.py"},
     "faults": {"reconcile/fault_guard.py"},
 }
 NEVER_REPLACED = {"key", "uid", "seen_at", "change"}
