@@ -8,6 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from elasticjob_operator.model.refusals import (
+    CreationRefusal,
+    DeletionRefusal,
+    MissingStore,
+    StoreRefusal,
+)
 from elasticjob_operator.model.types import (
     ConditionStatus,
     ConditionType,
@@ -36,7 +42,6 @@ MAX_HELD_BACK = 10
 """Maximum number of nodes listed that are not admitted to a round yet."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
-MAX_REFUSED = 10
 MAX_UNSAVED = 16
 """Maximum number of pods listed that did not save."""
 MAX_REASONS = 10
@@ -294,35 +299,6 @@ class LaunchFailures(StatusModel):
     """End of the last one."""
 
 
-class CreationRefusal(StatusModel):
-    """Refusal to create pods."""
-
-    reason: str
-    """Reason in one word, such as QuotaExceeded."""
-    message: str = ""
-    """Message of the API server or of the operator."""
-
-
-class DeletionRefusal(StatusModel):
-    """Refusal of the API server to delete pods."""
-
-    pods: Annotated[list[str], Field(max_length=MAX_REFUSED)] = Field(default_factory=list)
-    """Names of the pods, in natural order, at most ten."""
-    count: int = 0
-    """Number of pods."""
-    message: str = ""
-    """Message of the API server on the first of them."""
-
-
-class StoreRefusal(StatusModel):
-    """Refusal of the rendezvous store to accept writes."""
-
-    reason: str
-    """NoSpace, Corrupt, PermissionDenied, Unauthenticated, NoUser, NoLeader or Other."""
-    message: str = ""
-    """Store, endpoint and the store's own error text."""
-
-
 class LaunchStatus(StatusModel):
     """Launch of the trainer's command."""
 
@@ -480,6 +456,8 @@ class Status(StatusModel):
     deletion_refusal: DeletionRefusal | None = None
     """Refusal to delete pods that are to end; absent once they can be deleted or are wanted
     again."""
+    missing_store: MissingStore | None = None
+    """Absence of the pod that hosts the store of a c10d job; absent while it runs or starts."""
     store_refusal: StoreRefusal | None = None
     """Refusal of the rendezvous store to accept writes; absent while it accepts them or cannot be
     reached."""

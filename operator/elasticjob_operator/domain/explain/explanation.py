@@ -38,6 +38,7 @@ from elasticjob_operator.domain.plan.lifecycle import STOPPING, awaits_resumptio
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import refusal_of, shows_saving
 from elasticjob_operator.domain.status.deletion_refusal import deletion_sentences
+from elasticjob_operator.domain.status.missing_store import store_absence_sentences
 from elasticjob_operator.domain.status.nodes_condition import nodes_sentences
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import place_sentences
@@ -90,7 +91,7 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
         *goodput_sentences(job.status),
         *failure_sentences(job),
     ]
-    return tuple(sentence(text) for text in texts)
+    return tuple(dict.fromkeys(map(sentence, texts)))
 
 
 def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -101,6 +102,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     if status.phase is not Phase.INTERRUPTED:
         yield from store_sentences(job)
         yield from _unreadable(job)
+        yield from store_absence_sentences(status)
     match status.phase:
         case None:
             yield (

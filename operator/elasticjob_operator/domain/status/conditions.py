@@ -22,7 +22,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.backends import is_steered, missing_store_host
+from elasticjob_operator.domain.plan.backends import is_steered, store_absence
 from elasticjob_operator.domain.plan.closing_checkpoint import MOST_SECONDS
 from elasticjob_operator.domain.plan.launch_failures import (
     launch_failure_text,
@@ -36,15 +36,16 @@ from elasticjob_operator.domain.status.deletion_refusal import (
     deletion_refusal,
     refusal_text,
 )
+from elasticjob_operator.domain.status.missing_store import awaited_text
 from elasticjob_operator.domain.status.nodes_condition import nodes_finding
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
 from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.refusals import CreationRefusal
 from elasticjob_operator.model.status import (
     Condition,
-    CreationRefusal,
     LaunchFailures,
     LaunchStatus,
     Status,
@@ -145,8 +146,9 @@ def pods_ready(
     if failed := failed_launches(view, counted_pods, size):
         text = launch_failure_text(failed.pod, failed.count, failed.message)
         return Finding(kind, ConditionStatus.FALSE, LAUNCH_FAILED, f"{tally}; {text}")
-    if no_store := missing_store_host(job, observed, counted_pods.counted):
-        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
+    absence = store_absence(job, observed, counted_pods.counted)
+    if absence is not None and (awaited := awaited_text(absence)):
+        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {awaited}")
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
     names = f"; waiting for {_names_text(waiting)}" if waiting else ""
     runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from elasticjob_operator.domain.explain.phrases import listed, quoted
 from elasticjob_operator.domain.observed.state import MAX_REFUSAL, Observed
-from elasticjob_operator.model.status import MAX_REFUSED, DeletionRefusal, Status
+from elasticjob_operator.model.refusals import MAX_REFUSED, DeletionRefusal
+from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.protocol.text import printable, shortened
 

@@ -20,7 +20,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.backends import is_steered, store_absence
 from elasticjob_operator.domain.plan.closing_checkpoint import (
     OPEN,
     StoreAccess,
@@ -59,6 +59,7 @@ from elasticjob_operator.domain.status.goodput import (
     of_this_round,
     with_lost_steps,
 )
+from elasticjob_operator.domain.status.missing_store import missing_store
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.domain.status.snapshots import snapshots_status
@@ -122,6 +123,9 @@ def next_status(
         ran = of_this_round(run.snapshots, run.rounds, rounds)
         run = run.model_copy(update={"snapshots": ran})
         rounds = with_lost_steps(rounds, view, run.snapshots)
+    absence = None
+    if phase not in STOPPING and job.metadata.deletion_timestamp is None:
+        absence = store_absence(job, observed, counted_pods.counted)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
         phase=phase,
@@ -150,6 +154,7 @@ def next_status(
         ),
         refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
         deletion_refusal=deletion_refusal(observed),
+        missing_store=missing_store(absence, before, now),
         store_refusal=store_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
