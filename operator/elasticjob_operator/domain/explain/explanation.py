@@ -126,6 +126,9 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         case Phase.FAILED:
             yield _failed(job)
             yield from stop_texts(status)
+        case Phase.DELETING:
+            yield deletion_text(job, pods)
+            yield from stop_texts(status)
         case Phase.INTERRUPTED:
             pass  # the command line prints the remedy
 

@@ -406,6 +406,8 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             yield _normal("Suspending", "runPolicy.suspend is true: its pods are being stopped")
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true, and no pod is left")
+        case Phase.DELETING:
+            yield _normal("Deleting", "the job is being deleted: its pods are being stopped")
         case Phase.SUCCEEDED:
             yield _normal("Succeeded", "all workers ended with success", _end_key(after))
         case Phase.FAILED if not _is_deleted(after):

@@ -124,7 +124,7 @@ def next_status(
         run = run.model_copy(update={"snapshots": ran})
         rounds = with_lost_steps(rounds, view, run.snapshots)
     absence = None
-    if phase not in STOPPING and job.metadata.deletion_timestamp is None:
+    if phase not in STOPPING:
         absence = store_absence(job, observed, counted_pods.counted)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
@@ -132,7 +132,7 @@ def next_status(
         launch=launch,
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
-        pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),
+        pods=_pod_counts(observed.pods, 0 if phase in STOPPING else size.nodes),
         ready_nodes=ready,
         wanted_nodes=size.nodes,
         selector=selector(job),
@@ -149,9 +149,7 @@ def next_status(
         last_failure=latest,
         last_stop=stop,
         checkpoint_request_time=checkpoint_request_time(job, observed, view, phase, now),
-        launch_failures=(
-            None if suspended or finished else failed_launches(view, counted_pods, size)
-        ),
+        launch_failures=(None if phase in STOPPING else failed_launches(view, counted_pods, size)),
         refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
         deletion_refusal=deletion_refusal(observed),
         missing_store=missing_store(absence, before, now),
