@@ -39,6 +39,7 @@ from elasticjob_operator.kubernetes.client import (
     Json,
     KubeError,
     NotFound,
+    QuotaConflict,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
@@ -74,6 +75,8 @@ log = logging.getLogger(__name__)
 
 UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
+QUOTA_CONFLICT_SECONDS = 1.0
+"""Pause after a request that conflicted with others over a ResourceQuota for its whole timeout."""
 UNWATCHED_SECONDS = 10.0
 """Reconcile interval of a job that waits for a change of a pod that it does not watch."""
 
@@ -194,6 +197,8 @@ class Reconciler:
             return NOW_SECONDS
         if applied.unfinished and applied.deleted:
             return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
+        if isinstance(applied.error, QuotaConflict):
+            return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
         if is_steered(job) and awaits_resumption(job, status.phase):

@@ -38,6 +38,7 @@ from elasticjob_operator.kubernetes.client import (
     Kind,
     KubeError,
     NotFound,
+    QuotaConflict,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
@@ -48,6 +49,7 @@ from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, 
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import (
+    QUOTA_CONFLICT_SECONDS,
     UNWATCHED_SECONDS,
     Dependencies,
     Reconciler,
@@ -427,6 +429,15 @@ def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec
         assert ("explanation" in rig.api.status) is (rig.time >= RESEND_SECONDS)
     assert len(rig.api.writes) == 2
     assert kept_statuses(rig) == [False]
+
+
+def test_conflict_over_a_quota_causes_no_back_off() -> None:
+    rig = Rig()
+    rig.applier.error = QuotaConflict("create pods", "the object has been modified", 409)
+    assert rig.reconcile() == QUOTA_CONFLICT_SECONDS
+    rig.applier.error = Conflict("create pods", "the object has been modified", 409)
+    with pytest.raises(Retry):
+        rig.reconcile()
 
 
 def test_unchanged_status_is_sent_once_per_interval_while_fields_are_dropped() -> None:
