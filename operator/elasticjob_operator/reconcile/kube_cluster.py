@@ -50,6 +50,8 @@ from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 
+_ENDING = "NamespaceTerminating"
+"""Reason of a cause of an error: the namespace is being deleted."""
 _PREEMPTION = "value of PreemptionPolicy"
 """Part of the message with which the API server's admission refuses `preemptionPolicy`."""
 
@@ -70,6 +72,8 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
             return Obstacle.SECRET
         case QuotaExceeded():
             return Obstacle.QUOTA
+        case Forbidden() if any(cause.reason == _ENDING for cause in error.causes):
+            return Obstacle.NAMESPACE_ENDS
         case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
             return Obstacle.REFUSED
     return None
@@ -275,6 +279,8 @@ class KubeCluster:
                 raise
             applied.refuse(obstacle, message, self._now())
         else:
+            if UID_LABEL not in (raw["metadata"].get("labels") or {}):
+                applied.unlisted.add(action.name)  # admission removed it: no LIST will show the pod
             if not is_owned(context.job, raw):
                 await self._withdraw(context, raw, applied)
                 return

@@ -12,6 +12,7 @@ from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.model import parse_manifest
 from tests.integration.apiserver import Refused
 from tests.integration.etcd_server import Ports, wait_until
+from tests.integration.operator.admission import admission_policy, rule
 from tests.integration.operator.single_operator import ns, operator
 from tests.integration.operator_rig import SECONDS, Namespace
 
@@ -67,6 +68,33 @@ def test_limit_range_that_refuses_the_agent_alone_has_a_remedy(
     assert ns.condition("Stalled")["status"] == "False"
     ns.server.request("DELETE", ns.path("limitranges", "a"))
     ns.await_pods("job-0", "job-1")
+
+
+def test_quota_that_demands_amounts_of_the_agent_alone_has_a_remedy(ns: Namespace) -> None:
+    hard = {"limits.cpu": "10"}
+    quota = {"metadata": {"name": "limits"}, "spec": {"hard": hard}}
+    ns.server.request("POST", ns.path("resourcequotas"), quota)
+    counted = {"status": {"hard": hard, "used": {"limits.cpu": "0"}}}
+    ns.server.patch(ns.path("resourcequotas", "limits") + "/status", counted)
+    container: dict[str, Any] = {"name": "trainer", "image": "i:1", "command": ["python3", "t.py"]}
+    container |= {"resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1"}}}
+    ns.create_job(maxNodes=2, template={"spec": {"containers": [container]}})
+    words = "must specify limits.cpu for: elasticjob-agent,elasticjob-launcher"
+    await_refused(ns, "AgentResourcesRefused", words)
+    ns.server.request("DELETE", ns.path("resourcequotas", "limits"))
+    ns.await_pods("job-0", "job-1")
+
+
+def test_end_of_the_namespace_is_reported(ns: Namespace) -> None:
+    ns.create_job(maxNodes=2, minNodes=1)
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    ns.server.request("DELETE", f"/api/v1/namespaces/{ns.name}")
+    ns.remove_pod("job-0")
+    found = ns.await_condition("PodsReady", "NamespaceTerminating")
+    assert "because it is being terminated" in found["message"]
+    remedy = "The job is deleted with its namespace: to continue, create it in another one."
+    assert remedy in ns.status()["explanation"]
 
 
 def test_preemption_policy_without_a_class_is_refused_as_by_validation(ns: Namespace) -> None:
@@ -181,35 +209,15 @@ def test_policy_against_deletions_is_reported_until_it_admits_them(ns: Namespace
 @contextmanager
 def protected(ns: Namespace, pod: str) -> Iterator[None]:
     """Let a policy refuse the deletion of this pod."""
-    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["DELETE"],
-        "resources": ["pods"],
-    }
-    constraints = {
-        "resourceRules": [rule],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ns.name}},
-    }
     validation = {
         "expression": f"oldObject.metadata.name != '{pod}'",
         "message": "pods are protected here",
         "reason": "Forbidden",
     }
-    kinds = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": ns.name}}
-    spec: dict[str, Any] = {"matchConstraints": constraints, "validations": [validation]}
-    policy = {**kinds, "kind": "ValidatingAdmissionPolicy", "spec": spec}
-    actions = {"policyName": ns.name, "validationActions": ["Deny"]}
-    binding = {**kinds, "kind": "ValidatingAdmissionPolicyBinding", "spec": actions}
-    ns.server.request("POST", path, policy)
-    ns.server.request("POST", path.replace("policies", "policybindings"), binding)
-    try:
+    where = rule("", "pods", "DELETE")
+    with admission_policy(ns, "Validating", where, validations=[validation]):
         _await_hook(ns, "DELETE", ns.path("pods", pod), status=403)
         yield
-    finally:
-        ns.server.request("DELETE", f"{path.replace('policies', 'policybindings')}/{ns.name}")
-        ns.server.request("DELETE", f"{path}/{ns.name}")
 
 
 def _probe(plural: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator.admission import admission_policy, patching, rule
 from tests.integration.operator.agent_records import running
 from tests.integration.operator.single_operator import ns, operator
 from tests.integration.operator.test_pod_labels import label, stays
@@ -15,52 +16,23 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
 __all__ = ["ns", "operator"]
 
-GROUP = "admissionregistration.k8s.io/v1"
 WATCH_SECONDS = 6
 """Duration of a watch; the pauses after three creations add up to more."""
 
 
 @contextmanager
-def removing_owners(ns: Namespace, *plurals: str, held: bool = False) -> Iterator[None]:
-    """Let admission remove the owner references of new objects of these kinds, and add a finalizer
+def removing_owners(ns: Namespace, plural: str = "pods", held: bool = False) -> Iterator[None]:
+    """Let admission remove the owner references of new objects of this kind, and add a finalizer
     if `held`."""
-    path = f"/apis/{GROUP}/mutatingadmissionpolicies"
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": list(plurals),
-    }
     patches = ['JSONPatch{op: "remove", path: "/metadata/ownerReferences"}']
     if held:
         patches.append('JSONPatch{op: "add", path: "/metadata/finalizers", value: ["test.dev/a"]}')
-    expression = f"[{', '.join(patches)}]"
-    spec = {
-        "matchConstraints": {
-            "resourceRules": [rule],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ns.name}},
-        },
-        "matchConditions": [
-            {"name": "owned", "expression": "has(object.metadata.ownerReferences)"}
-        ],
-        "failurePolicy": "Fail",
-        "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}],
-    }
-    kinds = {"apiVersion": GROUP, "metadata": {"name": ns.name}}
-    policy = {**kinds, "kind": "MutatingAdmissionPolicy", "spec": spec}
-    binding = {**kinds, "kind": "MutatingAdmissionPolicyBinding", "spec": {"policyName": ns.name}}
-    ns.server.request("POST", path, policy)
-    ns.server.request("POST", path.replace("policies", "policybindings"), binding)
-    try:
-        for plural in plurals:
-            wait_until(lambda kind=plural: not is_kept(ns, kind), "the policy", SECONDS)
+    owned = [{"name": "owned", "expression": "has(object.metadata.ownerReferences)"}]
+    where = rule("", plural, "CREATE")
+    with admission_policy(ns, "Mutating", where, matchConditions=owned, **patching(*patches)):
+        wait_until(lambda: not is_kept(ns, plural), "the policy", SECONDS)
         yield
-    finally:
-        ns.server.request("DELETE", f"{path.replace('policies', 'policybindings')}/{ns.name}")
-        ns.server.request("DELETE", f"{path}/{ns.name}")
-    for plural in plurals:
-        wait_until(lambda kind=plural: is_kept(ns, kind), "the end of the policy", SECONDS)
+    wait_until(lambda: is_kept(ns, plural), "the end of the policy", SECONDS)
 
 
 def is_kept(ns: Namespace, plural: str) -> bool:
@@ -95,7 +67,7 @@ def created_since(ns: Namespace, since: str) -> list[str]:
 def test_pods_without_owner_at_creation_are_few_and_deleted(
     ns: Namespace, operator: Operator
 ) -> None:
-    with removing_owners(ns, "pods"):
+    with removing_owners(ns):
         since = version(ns)
         ns.create_job(minNodes=1, maxNodes=2)
         found = ns.await_condition("PodsReady", "OwnerReferencesRemoved")
@@ -114,7 +86,7 @@ def test_pods_without_owner_at_creation_are_few_and_deleted(
 
 
 def test_withdrawn_pod_that_stays_is_neither_used_nor_followed_by_another(ns: Namespace) -> None:
-    with removing_owners(ns, "pods", held=True):
+    with removing_owners(ns, held=True):
         ns.create_job(minNodes=1, maxNodes=2)
         ns.await_condition("PodsReady", "OwnerReferencesRemoved")
     stays(ns, "job-0")

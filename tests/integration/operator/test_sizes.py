@@ -18,6 +18,7 @@ from tests.cluster.programs import programs
 from tests.integration.apiserver import Refused
 from tests.integration.etcd_server import wait_until
 from tests.integration.kube_helpers import Json, elasticjob
+from tests.integration.operator.admission import admission_policy, rule
 from tests.integration.operator.single_operator import ns, operator
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
@@ -165,48 +166,27 @@ def test_suspended_job_can_be_scaled_and_follows(ns: Namespace) -> None:
 @contextmanager
 def refused_nodes(ns: Namespace) -> Iterator[None]:
     """Let a policy refuse each change of spec.nodes."""
-    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-    rule = {
-        "apiGroups": ["elasticjob.dev"],
-        "apiVersions": ["*"],
-        "operations": ["UPDATE"],
-        "resources": ["elasticjobs"],
+    validation = {
+        "expression": "object.spec.?nodes == oldObject.spec.?nodes",
+        "message": "sizes belong to the team",
     }
-    changed = "object.spec.?nodes == oldObject.spec.?nodes"
-    constraints = {
-        "resourceRules": [rule],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ns.name}},
-    }
-    spec = {
-        "matchConstraints": constraints,
-        "validations": [{"expression": changed, "message": "sizes belong to the team"}],
-    }
-    kinds = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": ns.name}}
-    policy = {**kinds, "kind": "ValidatingAdmissionPolicy", "spec": spec}
-    actions = {"policyName": ns.name, "validationActions": ["Deny"]}
-    binding = {**kinds, "kind": "ValidatingAdmissionPolicyBinding", "spec": actions}
-    ns.server.request("POST", path, policy)
-    ns.server.request("POST", path.replace("policies", "policybindings"), binding)
-    try:
+
+    def refused() -> bool:
+        try:
+            change = {"spec": {"nodes": time.time_ns() % 1000 + 2}}
+            ns.server.patch(f"{ns.path('elasticjobs', 'probe')}?dryRun=All", change)
+        except Refused as error:
+            return error.status == 422
+        return False
+
+    where = rule("elasticjob.dev", "elasticjobs", "UPDATE")
+    with admission_policy(ns, "Validating", where, validations=[validation]):
         ns.server.request(
-            "POST", ns.path("elasticjobs"), elasticjob("probe", nodes=1, runPolicy=IDLE)
+            "POST", ns.path("elasticjobs"), elasticjob("probe", runPolicy=IDLE, nodes=1)
         )
-
-        def refused() -> bool:
-            try:
-                change = {"spec": {"nodes": time.time_ns() % 1000 + 2}}
-                ns.server.patch(f"{ns.path('elasticjobs', 'probe')}?dryRun=All", change)
-            except Refused as error:
-                return error.status == 422
-            return False
-
         wait_until(refused, "the policy", SECONDS)
         ns.server.request("DELETE", ns.path("elasticjobs", "probe"))
-        ns.await_pods()
         yield
-    finally:
-        ns.server.request("DELETE", f"{path.replace('policies', 'policybindings')}/{ns.name}")
-        ns.server.request("DELETE", f"{path}/{ns.name}")
 
 
 @pytest.mark.parametrize("suspended", [False, True])

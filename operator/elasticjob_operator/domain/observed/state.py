@@ -173,6 +173,7 @@ class Obstacle(StrEnum):
     REFUSED = "CreationRefused"
     AGENT_RESOURCES = "AgentResourcesRefused"
     OWNER_REMOVED = "OwnerReferencesRemoved"
+    NAMESPACE_ENDS = "NamespaceTerminating"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"

@@ -191,6 +191,7 @@ _OF_CREATION = (
     Obstacle.REFUSED,
     Obstacle.AGENT_RESOURCES,
     Obstacle.OWNER_REMOVED,
+    Obstacle.NAMESPACE_ENDS,
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
