@@ -7,6 +7,7 @@ it is stored as the job's refusal, and the remaining actions follow.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
@@ -37,6 +38,7 @@ from elasticjob_operator.kubernetes.client import (
     QuotaExceeded,
     Unreachable,
 )
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import (
@@ -49,6 +51,8 @@ from elasticjob_operator.reconcile.job_memory import JobMemory, Withdrawals
 from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
+
+log = logging.getLogger(__name__)
 
 _ENDING = "NamespaceTerminating"
 """Reason of a cause of an error: the namespace is being deleted."""
@@ -239,7 +243,7 @@ class KubeCluster:
         except NotFound:
             return False
         if metadata["uid"] == uid and "deletionTimestamp" not in metadata:
-            await self._kube.delete(PODS, namespace, name, uid=uid)
+            await self._delete_withdrawn(context, name, uid)
         return bool(metadata["uid"] == uid)
 
     async def _withdraw(self, context: ReconcileContext, raw: Json, applied: Applied) -> None:
@@ -254,7 +258,16 @@ class KubeCluster:
         )
         memory.withdrawn = memory.withdrawn.after(uid, name, text, self._clock())
         applied.refuse(Obstacle.OWNER_REMOVED, text, self._now())
-        await self._kube.delete(PODS, context.job.metadata.namespace, name, uid=uid)
+        await self._delete_withdrawn(context, name, uid)
+
+    async def _delete_withdrawn(self, context: ReconcileContext, name: str, uid: str) -> None:
+        """Delete a pod; a refusal must not delay other actions, and the next pass tries again."""
+        try:
+            await self._kube.delete(PODS, context.job.metadata.namespace, name, uid=uid)
+        except KubeError as error:
+            if obstacle_of(error) is None:
+                raise
+            log.warning("pod without owner: %s", error, extra=of_job(context.memory.key))
 
     async def _create_one(
         self, context: ReconcileContext, action: CreatePod, applied: Applied

@@ -284,7 +284,7 @@ class Reconciler:
 
     async def _delete_unowned(self, memory: JobMemory) -> None:
         """Delete the pods of a deleted job that garbage collection does not find."""
-        for uid, name in memory.pods.unowned.items():
+        for uid, name in {**memory.withdrawn.pods, **memory.pods.unowned}.items():
             try:
                 await self._dependencies.kube.delete(PODS, memory.key.namespace, name, uid=uid)
             except KubeError as error:
@@ -380,13 +380,15 @@ class Reconciler:
     def _record_changed_pods(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
         """Post one event per pod that lost its labels, or its owner references; the status shows
         the lasting condition."""
-        unlabelled = {pod.uid: pod for pod in seen.pods if pod.lost_labels}
-        unowned = {pod.uid: pod for pod in seen.pods if pod.lost_owner}
+        unlabelled = [pod for pod in seen.pods if pod.lost_labels]
+        unowned = [pod for pod in seen.pods if pod.lost_owner]
         before = memory.report
-        events = [labels_lost(unlabelled[uid]) for uid in unlabelled.keys() - before.unlabelled]
-        events += [owner_lost(unowned[uid]) for uid in unowned.keys() - before.unowned]
+        events = [labels_lost(pod) for pod in unlabelled if pod.uid not in before.unlabelled]
+        events += [owner_lost(pod) for pod in unowned if pod.uid not in before.unowned]
         memory.report = replace(
-            before, unlabelled=frozenset(unlabelled), unowned=frozenset(unowned)
+            before,
+            unlabelled=frozenset(pod.uid for pod in unlabelled),
+            unowned=frozenset(pod.uid for pod in unowned),
         )
         self._dependencies.events.record(Subject.of_job(job), events)
 

@@ -31,8 +31,7 @@ def missing_store(
 
 
 def awaited_text(absence: StoreAbsence) -> str:
-    """Return the event after which the store's pod is created; empty if its own obstacle says
-    more."""
+    """Return the event after which the store's pod is created; empty for an obstacle of it."""
     match absence.reason:
         case StoreObstacle.PREDECESSOR:
             return (

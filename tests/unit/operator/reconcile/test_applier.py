@@ -302,6 +302,16 @@ def test_withdrawn_pod_is_waited_for() -> None:
     assert memory.withdrawn.pods == {"uid-1": "job-0"}
 
 
+def test_refused_deletion_of_a_withdrawn_pod_does_not_end_the_plan() -> None:
+    denied = Forbidden("delete pods job-0", "denied", 403)
+    api = Api(disowned=True, undeletable=True, errors={"job-0": denied})
+    memory, other = JobMemory(JobKey("default", "job"), "job-uid"), DELETIONS[-1]
+    for _ in range(2):
+        applied = apply(MADE, other, api=api, memory=memory)
+        assert (applied.error, applied.refused, applied.actions) == (None, True, [other])
+    assert len(api.created) == 1
+
+
 MANY = 4 * MAX_CONCURRENT_CALLS
 CREATIONS = tuple(CreatePod(index, f"job-{index}", 1) for index in range(MANY))
 DELETIONS = tuple(
