@@ -109,6 +109,27 @@ def test_service_without_owner_is_reported(ns: Namespace) -> None:
     ns.await_pods("job-0", "job-1")
 
 
+def test_pods_that_another_controller_takes_over_have_no_successors(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=2)
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    since = version(ns)
+    other = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "a", "uid": "a"}
+    owners = {"metadata": {"ownerReferences": [{**other, "controller": True}]}}
+    for name in ("job-0", "job-1"):
+        ns.server.patch(ns.path("pods", name), owners)
+    begin = "job-0 and job-1 have lost the job's entry in metadata.ownerReferences: "
+    wait_until(
+        lambda: any(text.startswith(begin) for text in ns.status()["explanation"]),
+        "the sentence",
+        SECONDS,
+    )
+    assert created_since(ns, since) == []
+    assert ns.condition("NameConflict") == {}
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_pods()
+
+
 def test_training_pods_that_lose_their_owner_stay_and_end_with_the_job(
     ns: Namespace, newest_etcd: EtcdServer, operator: Operator
 ) -> None:

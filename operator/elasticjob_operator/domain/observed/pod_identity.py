@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER, INCARNATION_LABEL, pod_name
-from elasticjob_operator.domain.manifests.owned_objects import is_controlled, is_owned
+from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.manifests.template_rules import own_variable
 from elasticjob_operator.domain.observed.etcd_records import is_incarnation, job_of
 from elasticjob_operator.model.job import ElasticJob
@@ -59,8 +59,9 @@ def has_agent(raw: Json) -> bool:
 
 
 def has_lost_owner(job: ElasticJob, raw: Json) -> bool:
-    """Return True if the pod is this job's, and no object controls it."""
-    if is_controlled(raw) or index_of(job, raw["metadata"]["name"]) is None:
+    """Return True if the pod is this job's, and it is controlled by no object, or by another one
+    that took it over."""
+    if is_owned(job, raw) or index_of(job, raw["metadata"]["name"]) is None:
         return False
     found = job_of(agent_prefix(raw) or "")
     return found is not None and found[:2] == (job.metadata.namespace, job.metadata.uid)
@@ -68,5 +69,5 @@ def has_lost_owner(job: ElasticJob, raw: Json) -> bool:
 
 def is_own(job: ElasticJob, raw: Json) -> bool:
     """Return True if the job controls the pod, or did so before its owner references were
-    removed."""
+    changed."""
     return is_owned(job, raw) or has_lost_owner(job, raw)

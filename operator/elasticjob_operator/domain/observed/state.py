@@ -213,7 +213,7 @@ class Pod:
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
         lost_labels: the operator's labels, as `key=value`, that were removed or changed.
-        lost_owner: True if its owner references were removed.
+        lost_owner: True if the job's entry in its owner references was removed.
     """
 
     index: int

@@ -122,7 +122,8 @@ def test_pod_without_owner_is_the_jobs_by_its_name_and_keys() -> None:
     renamed = {**raw, "metadata": {**raw["metadata"], "name": "other-1"}}
     plain = {**raw, "spec": {"containers": raw["spec"]["containers"]}}
     adopted = {**raw, "metadata": {**raw["metadata"], "ownerReferences": [{"controller": True}]}}
-    for foreign in (renamed, plain, adopted):
+    assert has_lost_owner(job(), adopted), "another controller may take it over"
+    for foreign in (renamed, plain):
         assert not is_own(job(), foreign)
     successor = job()
     metadata = successor.metadata.model_copy(update={"uid": "another"})
