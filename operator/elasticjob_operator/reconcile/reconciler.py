@@ -26,6 +26,7 @@ from elasticjob_operator.domain.status.events import (
     labels_lost,
     owner_lost,
     settled_rounds,
+    status_refused,
     stepped_rounds,
     template_warnings,
     without_recent_changes,
@@ -36,6 +37,8 @@ from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
     PODS,
     Conflict,
+    Forbidden,
+    Invalid,
     Json,
     KubeError,
     NotFound,
@@ -346,6 +349,9 @@ class Reconciler:
                 )  # post the applied actions
                 if isinstance(error, Conflict | NotFound):
                     return None
+                if isinstance(error, Forbidden | Invalid):  # nothing else shows it to the user
+                    refused = (status_refused(error.message),)
+                    self._dependencies.events.record(Subject.of_job(job), refused)
                 if isinstance(error, Unreachable) and memory.report.unanswered is None:
                     memory.report = replace(memory.report, unanswered=job.status)
                 raise

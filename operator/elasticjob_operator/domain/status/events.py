@@ -175,6 +175,15 @@ def fields_dropped(fields: Iterable[str]) -> Event:
     return Event(EventType.WARNING, "StatusFieldsDropped", message)
 
 
+def status_refused(message: str) -> Event:
+    """Return the event for a status that the API server refuses to store."""
+    text = (
+        f"the status cannot be written, and what it shows is outdated: {message}; let the policy, "
+        "webhook or role admit the operator's writes of elasticjobs/status"
+    )
+    return Event(EventType.WARNING, "StatusRefused", text)
+
+
 def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
     """Return events for pods that the API server refuses to delete; `kept` maps names to error
     messages."""
