@@ -88,6 +88,8 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    DELETING = "Deleting"
+    """The job is being deleted, and its pods or finalizers remain."""
     INTERRUPTED = "Interrupted"
     """Only for local jobs: the process that ran the job ended before the job did."""
 
@@ -122,6 +124,7 @@ class ConditionType(StrEnum):
     FINISHED = "Finished"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
+    NODES_REFUSED = "NodesRefused"
     TEMPLATE_WARNINGS = "TemplateWarnings"
     RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
     SNAPSHOTS_IN_MEMORY = "SnapshotsInMemory"

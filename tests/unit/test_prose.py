@@ -60,7 +60,12 @@ FOREIGN = {
     "Linux": {"model name", "permission denied"},
     "kube-scheduler": {"nodes are available: "},
     "kubelet": {"The node was low on resource", "The node had condition"},
-    "kube-apiserver": {"exceeded quota:", "status unknown for quota:", "value of PreemptionPolicy"},
+    "kube-apiserver": {
+        "Operation cannot be fulfilled on resourcequotas",
+        "exceeded quota:",
+        "status unknown for quota:",
+        "value of PreemptionPolicy",
+    },
     "kubectl": {
         "was refused",
         "no such host",

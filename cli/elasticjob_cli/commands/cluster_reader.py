@@ -14,9 +14,9 @@ from elasticjob_cli.errors import CommandError
 from elasticjob_cli.kubectl import RESOURCE, Kubectl, checked_name
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.manifests.names import uid_selector
-from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
-from elasticjob_operator.domain.observed.pod_state import index_of, pod_of
+from elasticjob_operator.domain.observed.pod_identity import index_of, is_own
+from elasticjob_operator.domain.observed.pod_state import pod_of
 from elasticjob_operator.model import ElasticJob, InvalidManifest, parse_manifest
 
 EVENTS = 5
@@ -65,7 +65,7 @@ class ClusterReader(Kubectl):
         members = {member.pod for member in job.status.members if member.state != "done"}
         names = sorted(name for name in members - listed if index_of(job, name) is not None)
         found = self.items("pods", *names, "--ignore-not-found") if names else []
-        return [raw for raw in found if is_owned(job, raw)]
+        return [raw for raw in found if is_own(job, raw)]
 
     def _nodes(self, pods: list[Json]) -> dict[str, Node] | None:
         """Return the nodes of the pods by name; None without permission to read nodes."""

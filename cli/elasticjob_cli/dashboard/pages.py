@@ -35,6 +35,7 @@ _TONES = {
     Phase.FAILED: "bad",
     Phase.RESTARTING: "busy",
     Phase.SUSPENDING: "busy",
+    Phase.DELETING: "busy",
     Phase.PENDING: "busy",
     Phase.INTERRUPTED: "bad",
 }

@@ -56,7 +56,13 @@ RUNNER_GONE = (
 )
 """Note on a job in phase Interrupted, or without a status."""
 
-_UNFINISHED_PHASES = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING)
+_UNFINISHED_PHASES = (
+    Phase.PENDING,
+    Phase.RUNNING,
+    Phase.RESTARTING,
+    Phase.SUSPENDING,
+    Phase.DELETING,
+)
 _OF_A_RUN = (
     ConditionType.READY,
     ConditionType.RECONCILING,

@@ -10,6 +10,7 @@ Tree:
         NoSuchKind              the server does not serve this kind: its CRD is missing
         AlreadyExists           the name is taken
         Conflict                another uid or resourceVersion than the precondition's
+            QuotaConflict       concurrent changes of a ResourceQuota; no effect, retry soon
         Invalid                 validation failed; `causes` name the fields
         Unauthorized            the credentials were not accepted
         Forbidden               refused by RBAC, an admission plugin or a policy
@@ -101,6 +102,12 @@ class Conflict(KubeError):
     """Object that was replaced, or has changed since it was read."""
 
 
+class QuotaConflict(Conflict):
+    """Request whose ResourceQuota other requests changed at the same time; it had no effect."""
+
+    retryable = True
+
+
 class Invalid(KubeError):
     """Object that failed validation or could not be parsed."""
 
@@ -142,6 +149,7 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     429: TooManyRequests,
 }
 _QUOTA = ("exceeded quota:", "status unknown for quota:")
+_QUOTA_CONFLICT = "Operation cannot be fulfilled on resourcequotas"
 _LONGEST = 2000  # bytes kept of a body that is not a Status, e.g. a proxy's page
 
 
@@ -164,6 +172,10 @@ def _kind_of(status: int, reason: str, message: str, details: Mapping[str, Any])
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(status)
     if kind is NotFound and not details.get("name"):
         return NoSuchKind  # "404 page not found": the path is not served
+    if kind is Conflict and (
+        details.get("kind") == "resourcequotas" or message.startswith(_QUOTA_CONFLICT)
+    ):
+        return QuotaConflict
     if kind is Forbidden and any(words in message for words in _QUOTA):
         return QuotaExceeded
     if kind is None:

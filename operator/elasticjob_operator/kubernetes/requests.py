@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from random import random
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,6 +30,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from elasticjob_operator.kubernetes.errors import (
     KubeError,
+    QuotaConflict,
     TooLarge,
     TooManyRequests,
     Unreachable,
@@ -147,6 +149,8 @@ class Calls:
             except TooManyRequests as error:  # it had no effect
                 failure: KubeError = error
                 pause = error.retry_after_seconds
+            except QuotaConflict as error:  # it had no effect, and competes with others
+                failure, pause = error, UNANSWERED_PAUSE_SECONDS * (0.5 + random())
             except Unreachable as error:
                 # An unanswered write may have happened; an error response is the caller's.
                 if error.status or not request.read_only:

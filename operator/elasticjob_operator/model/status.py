@@ -8,6 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from elasticjob_operator.model.refusals import (
+    CreationRefusal,
+    DeletionRefusal,
+    MissingStore,
+    StoreRefusal,
+)
 from elasticjob_operator.model.types import (
     ConditionStatus,
     ConditionType,
@@ -293,24 +299,6 @@ class LaunchFailures(StatusModel):
     """End of the last one."""
 
 
-class CreationRefusal(StatusModel):
-    """Refusal to create pods."""
-
-    reason: str
-    """Reason in one word, such as QuotaExceeded."""
-    message: str = ""
-    """Message of the API server or of the operator."""
-
-
-class StoreRefusal(StatusModel):
-    """Refusal of the rendezvous store to accept writes."""
-
-    reason: str
-    """NoSpace, Corrupt, PermissionDenied, Unauthenticated, NoUser, NoLeader or Other."""
-    message: str = ""
-    """Store, endpoint and the store's own error text."""
-
-
 class LaunchStatus(StatusModel):
     """Launch of the trainer's command."""
 
@@ -465,6 +453,11 @@ class Status(StatusModel):
     """Pods that failed at launch since the last round; absent once they are replaced."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
+    deletion_refusal: DeletionRefusal | None = None
+    """Refusal to delete pods that are to end; absent once they can be deleted or are wanted
+    again."""
+    missing_store: MissingStore | None = None
+    """Absence of the pod that hosts the store of a c10d job; absent while it runs or starts."""
     store_refusal: StoreRefusal | None = None
     """Refusal of the rendezvous store to accept writes; absent while it accepts them or cannot be
     reached."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.observed.state import Observation, Obstacle, Refusal
 from elasticjob_operator.domain.plan.actions import Action, CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -30,6 +31,7 @@ class Applied:
         foreign: indices whose pod name turned out to be taken by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name.
         unlisted: names of the job's pods that exist although the LIST did not show them.
+        nodes_refused: message of the API server, if it refused to write spec.nodes.
         kept: pods that the API server refuses to delete, with its message.
     """
 
@@ -43,6 +45,7 @@ class Applied:
     foreign: set[int] = field(default_factory=set)
     predecessors: set[int] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)
+    nodes_refused: str | None = None
     kept: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, obstacle: Obstacle, message: str, now: datetime) -> None:
@@ -71,6 +74,19 @@ class NameTaken(Exception):
         singular = kind.singular or kind.plural.removesuffix("s")
         super().__init__(
             f"{singular} {name} exists and is not this job's; delete it, or name the job otherwise"
+        )
+
+
+class OwnerRemoved(NameTaken):
+    """Object of the job whose owner references were removed."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        singular = kind.singular or kind.plural.removesuffix("s")
+        Exception.__init__(
+            self,
+            f"metadata.ownerReferences was removed from {singular} {name}, which would outlive the "
+            f"job; exclude objects with the label {UID_LABEL} from the webhook or policy that "
+            f"removes it, and delete that {singular}",
         )
 
 

@@ -16,7 +16,7 @@ from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.state import Pod, Refusal
+from elasticjob_operator.domain.observed.state import NodesRefusal, Pod, Refusal
 from elasticjob_operator.domain.status.set_aside import SetAside
 from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -46,6 +46,7 @@ class PodMemory:
         foreign: indices whose pod name is taken by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name.
         unlisted: names of this job's pods that a LIST does not show because their label is missing.
+        unowned: names of this job's pods whose owner references were removed, by uid.
     """
 
     uids: frozenset[str] = frozenset()
@@ -54,6 +55,33 @@ class PodMemory:
     foreign: frozenset[int] = frozenset()
     predecessors: frozenset[int] = frozenset()
     unlisted: frozenset[str] = frozenset()
+    unowned: Mapping[str, str] = field(default_factory=dict)
+
+
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 60.0
+"""Bounds of the pause before the next pod after one that was withdrawn; it doubles each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawals:
+    """Pods that lost their owner references at their creation, and were deleted for it.
+
+    Args:
+        pods: names of the pods by uid; they are not the job's, even while they exist.
+        count: number of them in a row.
+        until: monotonic time before which no further pod is created.
+        message: message on the last one.
+    """
+
+    pods: Mapping[str, str] = field(default_factory=dict)
+    count: int = 0
+    until: float = 0.0
+    message: str = ""
+
+    def after(self, uid: str, name: str, message: str, now: float) -> Withdrawals:
+        """Return the value after one more pod."""
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.count, 16), MOST_PAUSE_SECONDS)
+        return Withdrawals({**self.pods, uid: name}, self.count + 1, now + pause, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +175,7 @@ class ReportMemory:
         posted: True once this process has posted events for the job; a predecessor may have died
             before posting its own.
         unlabelled: uids of pods whose lost labels were reported.
+        unowned: uids of pods whose lost owner references were reported.
     """
 
     version: str = ""
@@ -155,6 +184,7 @@ class ReportMemory:
     unanswered: Status | None = None
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
+    unowned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +236,10 @@ class JobMemory:
     Args:
         seen_at: monotonic time of the first reconcile.
         refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
-        undeletable: uids of pods whose deletion was refused last; the cluster replaces it.
+        nodes_refusal: last refusal to write spec.nodes; the pass replaces it.
+        withdrawn: pods that were deleted right after their creation; the cluster replaces it.
+        undeletable: messages on pods whose deletion was refused last, by uid; the applier
+            replaces it.
         deleted_at: monotonic time at which the job's deletion was seen; the reconciler sets it.
         sent: last status written, if the API server dropped fields of it; `StatusWriter` sets it.
     """
@@ -220,7 +253,9 @@ class JobMemory:
     report: ReportMemory = ReportMemory()
     faults: Faults = Faults()
     refusal: Refusal | None = None
-    undeletable: frozenset[str] = frozenset()
+    nodes_refusal: NodesRefusal | None = None
+    withdrawn: Withdrawals = Withdrawals()
+    undeletable: Mapping[str, str] = field(default_factory=dict)
     deleted_at: float | None = None
     sent: SentStatus | None = None
     change: PendingChange = field(default_factory=PendingChange)

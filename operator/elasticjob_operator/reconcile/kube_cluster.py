@@ -7,15 +7,19 @@ it is stored as the job's refusal, and the remaining actions follow.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Protocol
 
+from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
 from elasticjob_operator.domain.manifests.pod_rules import preemption_problem
 from elasticjob_operator.domain.manifests.resource_refusals import refuses_added_resources
+from elasticjob_operator.domain.observed.pod_identity import is_own
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
@@ -34,14 +38,24 @@ from elasticjob_operator.kubernetes.client import (
     QuotaExceeded,
     Unreachable,
 )
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
-from elasticjob_operator.reconcile.job_memory import JobMemory
+from elasticjob_operator.reconcile.cluster import (
+    Applied,
+    NameTaken,
+    OwnerRemoved,
+    ReconcileContext,
+)
+from elasticjob_operator.reconcile.job_memory import JobMemory, Withdrawals
 from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 
+log = logging.getLogger(__name__)
+
+_ENDING = "NamespaceTerminating"
+"""Reason of a cause of an error: the namespace is being deleted."""
 _PREEMPTION = "value of PreemptionPolicy"
 """Part of the message with which the API server's admission refuses `preemptionPolicy`."""
 
@@ -52,6 +66,8 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
     The API server responds with status 500 if an admission webhook does not answer.
     """
     match error:
+        case OwnerRemoved():
+            return Obstacle.OWNER_REMOVED
         case NameTaken():
             return Obstacle.NAME_CONFLICT
         case NotServed():
@@ -60,6 +76,8 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
             return Obstacle.SECRET
         case QuotaExceeded():
             return Obstacle.QUOTA
+        case Forbidden() if any(cause.reason == _ENDING for cause in error.causes):
+            return Obstacle.NAMESPACE_ENDS
         case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
             return Obstacle.REFUSED
     return None
@@ -186,6 +204,8 @@ class KubeCluster:
             return  # the refusal already has the reason
         if not context.observation.incarnation_known:
             raise Retry("cannot create pods: etcd is unreadable and the incarnation unknown")
+        if await self._is_withdrawn(context, applied):
+            return
         at_once, began = 1, self._clock()
         while creations:
             if self._clock() - began > PODS_SECONDS:
@@ -199,6 +219,55 @@ class KubeCluster:
                 return
             at_once = MAX_CONCURRENT_CALLS
         applied.refusal = None
+
+    async def _is_withdrawn(self, context: ReconcileContext, applied: Applied) -> bool:
+        """Refuse further pods for a while after one was withdrawn, and while it exists: otherwise
+        each reconcile would create pods that nobody owns."""
+        memory = context.memory
+        known = memory.withdrawn
+        if not known.message:
+            return False
+        left = {uid: name for uid, name in known.pods.items() if await self._is_left(context, uid)}
+        memory.withdrawn = replace(known, pods=left)
+        if not left and self._clock() >= known.until:
+            return False
+        applied.refuse(Obstacle.OWNER_REMOVED, known.message, self._now())
+        applied.refused = True
+        return True
+
+    async def _is_left(self, context: ReconcileContext, uid: str) -> bool:
+        """Return True if the pod that was withdrawn still exists; delete it if that failed."""
+        namespace, name = context.job.metadata.namespace, context.memory.withdrawn.pods[uid]
+        try:
+            metadata = (await self._kube.get(PODS, namespace, name))["metadata"]
+        except NotFound:
+            return False
+        if metadata["uid"] == uid and "deletionTimestamp" not in metadata:
+            await self._delete_withdrawn(context, name, uid)
+        return bool(metadata["uid"] == uid)
+
+    async def _withdraw(self, context: ReconcileContext, raw: Json, applied: Applied) -> None:
+        """Delete a pod whose owner references were removed at its creation: it would outlive the
+        job."""
+        memory, metadata = context.memory, raw["metadata"]
+        name, uid = metadata["name"], metadata["uid"]
+        text = (
+            f"an admission webhook or policy removes metadata.ownerReferences from {name}, which "
+            "would outlive the job and is deleted; exclude pods with the label "
+            f"{UID_LABEL} from it"
+        )
+        memory.withdrawn = memory.withdrawn.after(uid, name, text, self._clock())
+        applied.refuse(Obstacle.OWNER_REMOVED, text, self._now())
+        await self._delete_withdrawn(context, name, uid)
+
+    async def _delete_withdrawn(self, context: ReconcileContext, name: str, uid: str) -> None:
+        """Delete a pod; a refusal must not delay other actions, and the next pass tries again."""
+        try:
+            await self._kube.delete(PODS, context.job.metadata.namespace, name, uid=uid)
+        except KubeError as error:
+            if obstacle_of(error) is None:
+                raise
+            log.warning("pod without owner: %s", error, extra=of_job(context.memory.key))
 
     async def _create_one(
         self, context: ReconcileContext, action: CreatePod, applied: Applied
@@ -223,6 +292,13 @@ class KubeCluster:
                 raise
             applied.refuse(obstacle, message, self._now())
         else:
+            if UID_LABEL not in (raw["metadata"].get("labels") or {}):
+                applied.unlisted.add(action.name)  # admission removed it: no LIST will show the pod
+            if not is_owned(context.job, raw):
+                await self._withdraw(context, raw, applied)
+                return
+            if context.memory.withdrawn.message:
+                context.memory.withdrawn = Withdrawals(context.memory.withdrawn.pods)
             applied.actions.append(action)
             applied.created.append(raw)
             self._metrics.pods_created.inc()
@@ -236,7 +312,9 @@ class KubeCluster:
         except NotFound as error:
             # Retry: without the label, its deletion caused no wake-up.
             raise Retry(f"pod {action.name} existed and was deleted since") from error
-        if is_owned(context.job, raw):
+        if raw["metadata"].get("uid") in context.memory.withdrawn.pods:
+            raise Retry(f"pod {action.name} was withdrawn and is not gone yet")
+        if is_own(context.job, raw):
             # Created by an earlier request without a response, or its label was removed.
             applied.unlisted.add(action.name)
             raise Retry(f"pod {action.name} exists but was not listed")
@@ -262,12 +340,6 @@ class KubeCluster:
                 if obstacle_of(error) is None:
                     raise
                 refused = refused or error
-        memory.undeletable = frozenset(
-            one.uid
-            for one in deletions
-            if one.name in applied.kept
-            or (one.uid in memory.undeletable and one.uid not in applied.deleted)
-        )
         if refused is not None:
             raise refused
 

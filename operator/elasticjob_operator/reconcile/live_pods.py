@@ -10,13 +10,16 @@ from datetime import datetime
 from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import pod_name, uid_selector
-from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
-from elasticjob_operator.domain.observed.pod_state import (
-    clamp_end,
-    first_seen_ends,
+from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor
+from elasticjob_operator.domain.observed.pod_identity import (
     has_agent,
     incarnation_of,
     index_of,
+    is_own,
+)
+from elasticjob_operator.domain.observed.pod_state import (
+    clamp_end,
+    first_seen_ends,
     pod_of,
     used_fields,
 )
@@ -59,6 +62,10 @@ def agents_of(job: ElasticJob, own: Iterable[Json], incarnation: int) -> tuple[A
         Agent(raw["metadata"]["uid"], raw["status"]["podIP"])
         for raw in found[: job.spec.max_nodes + SPARE_AGENTS]
     )
+
+
+def _is_own(job: ElasticJob, memory: JobMemory, raw: Json) -> bool:
+    return is_own(job, raw) and raw["metadata"]["uid"] not in memory.withdrawn.pods
 
 
 def _foreign_last(index: int | None) -> tuple[bool, int]:
@@ -151,8 +158,8 @@ class LivePods:
         listed = await self._kube.list(
             PODS, metadata.namespace, uid_selector(metadata.uid), keep=used_fields, most=MAX_PODS
         )
-        own = [raw for raw in listed if is_owned(job, raw)]
-        more = await self._named(job, own, memory.pods.unlisted)
+        own = [raw for raw in listed if _is_own(job, memory, raw)]
+        more = await self._named(job, memory, own, memory.pods.unlisted)
         unlisted = frozenset(raw["metadata"]["name"] for raw in more)
         memory.pods = replace(memory.pods, unlisted=unlisted)
         return own + more
@@ -161,16 +168,18 @@ class LivePods:
         self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
     ) -> list[Json]:
         """Return and keep the job's pods among these names that are missing from `own`."""
-        more = await self._named(job, own, names)
+        more = await self._named(job, memory, own, names)
         unlisted = memory.pods.unlisted | {raw["metadata"]["name"] for raw in more}
         memory.pods = replace(memory.pods, unlisted=unlisted)
         return more
 
-    async def _named(self, job: ElasticJob, own: list[Json], names: Set[str]) -> list[Json]:
+    async def _named(
+        self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
+    ) -> list[Json]:
         """Return the job's pods among these names that a LIST missed because of a lost label."""
         there = {raw["metadata"]["name"] for raw in own}
         found = await self._read(job, sorted(names - there, key=natural_order))
-        return [raw for raw in found.values() if is_owned(job, raw)]
+        return [raw for raw in found.values() if _is_own(job, memory, raw)]
 
     async def _read(self, job: ElasticJob, names: list[str]) -> dict[str, Json]:
         """Return the existing pods among these names, several read at a time."""
@@ -202,6 +211,7 @@ class LivePods:
             foreign=frozenset(foreign),
             predecessors=frozenset(of_predecessor),
             unlisted=memory.pods.unlisted,
+            unowned={pod.uid: pod.name for pod in pods if pod.lost_owner},
         )
         return pods
 
@@ -216,7 +226,7 @@ class LivePods:
         return {
             index: found[name]
             for index, name in names.items()
-            if name in found and not is_owned(job, found[name])
+            if name in found and not is_own(job, found[name])
         }
 
     def after(

@@ -52,7 +52,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.cluster import NameTaken
+from elasticjob_operator.reconcile.cluster import NameTaken, OwnerRemoved
 from elasticjob_operator.reconcile.job_memory import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
@@ -268,9 +268,10 @@ class OwnedObjects:
         if raw is None:
             body = owned_objects.secret(job, access, secret_annotations(job, now))
             try:
-                await self._kube.create(SECRETS, namespace, body)
+                made = await self._kube.create(SECRETS, namespace, body)
             except AlreadyExists as error:
                 raise Retry(str(error)) from error
+            self._check_owner(job, memory, SECRETS, made)
         elif access != before:
             metadata = _preconditions(raw)
             if before is None or access.user != before.user:
@@ -308,7 +309,7 @@ class OwnedObjects:
         found = None if _is_new(job) else await self._get(kind, namespace, name)
         if found is None:
             try:
-                return await self._kube.create(kind, namespace, wanted)
+                found = await self._kube.create(kind, namespace, wanted)
             except AlreadyExists:
                 found = await self._kube.get(kind, namespace, name)
         self._check_owner(job, memory, kind, found)
@@ -319,6 +320,8 @@ class OwnedObjects:
         if owned_objects.is_owned(job, found):
             return
         name = found["metadata"]["name"]
+        if owned_objects.has_lost_owner(job, found):
+            raise OwnerRemoved(kind, name)
         waited = self._clock() - memory.seen_at
         if owned_objects.is_of_predecessor(job, found) and waited < PREDECESSOR_SECONDS:
             raise Retry(f"{kind.plural} {name} of the deleted job of this name is still there")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Protocol, assert_never
 
-from elasticjob_operator.domain.observed.state import Observation, Observed, Pod
+from elasticjob_operator.domain.observed.state import (
+    MAX_REFUSAL,
+    NodesRefusal,
+    Observation,
+    Observed,
+    Pod,
+)
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CloseRendezvous,
@@ -20,7 +26,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.planner import Plan, plan
-from elasticjob_operator.kubernetes.errors import KubeError
+from elasticjob_operator.kubernetes.errors import Forbidden, Invalid, KubeError
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, Cluster, NameTaken, ReconcileContext
 from elasticjob_operator.reconcile.job_memory import JobMemory
@@ -28,6 +34,7 @@ from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.informer_cache import Contended
 from elasticjob_operator.rendezvous.sources import PodReader, RendezvousSource
 from elasticjob_rendezvous.etcd.errors import EtcdError
+from elasticjob_rendezvous.protocol.text import printable, shortened
 
 EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 """Errors of a pass that are not bugs in this program."""
@@ -73,7 +80,12 @@ def _with_memory(seen: Observed, memory: JobMemory) -> Observed:
     """Return the observation with the obstacles to creating pods."""
     pods = memory.pods
     return replace(
-        seen, refusal=memory.refusal, foreign=pods.foreign, predecessors=pods.predecessors
+        seen,
+        refusal=memory.refusal,
+        nodes_refusal=memory.nodes_refusal,
+        undeletable=memory.undeletable,
+        foreign=pods.foreign,
+        predecessors=pods.predecessors,
     )
 
 
@@ -103,6 +115,7 @@ class Applier:
                 await self._cluster.update_owned(context, planned, applied)
         except EXPECTED as error:
             applied.error = error
+        context.memory.undeletable = _undeletable(planned, applied, context.memory.undeletable)
         return applied
 
     async def _apply_alike(
@@ -122,8 +135,14 @@ class Applier:
             await self._cluster.delete_pods(context, deletions, applied)
         else:
             for action in actions:
-                await self._do(context, action)
-                applied.actions.append(action)
+                try:
+                    await self._do(context, action)
+                except (Invalid, Forbidden) as error:
+                    if not isinstance(action, WriteNodes):
+                        raise
+                    applied.nodes_refused = error.message  # which must not delay the other actions
+                else:
+                    applied.actions.append(action)
 
     async def _do(self, context: ReconcileContext, action: Action) -> None:
         match action:
@@ -142,6 +161,18 @@ class Applier:
                 raise AssertionError(f"{action} is applied with its like")
             case _:
                 assert_never(action)
+
+
+def _undeletable(planned: Plan, applied: Applied, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the messages on pods that the plan deletes and the API server refuses to delete, by
+    uid. Those that the plan did not reach keep the message of an earlier pass."""
+    wanted = [action for action in planned.actions if isinstance(action, DeletePod)]
+    return {
+        action.uid: message
+        for action in wanted
+        if action.uid not in applied.deleted
+        and (message := applied.kept.get(action.name) or before.get(action.uid))
+    }
 
 
 class JobObserver(Protocol):
@@ -198,9 +229,40 @@ async def run_pass(
     """
     observation = await observer.observe(job, memory, source)
     planned = plan(job, observation.observed, now())
-    first = planned.actions[:1]
-    if first and isinstance(first[0], WriteNodes):
-        # It changes the object: the remaining actions must follow from the changed one.
-        planned = replace(planned, actions=first)
     context = ReconcileContext(job, memory, source, observation)
-    return Pass(observation, planned, await applier.apply(context, planned))
+    others = tuple(one for one in planned.actions if not isinstance(one, WriteNodes))
+    writes = [one for one in planned.actions if isinstance(one, WriteNodes)]
+    known = memory.nodes_refusal
+    if not writes:
+        memory.nodes_refusal = None
+    elif known is not None and _holds(known, job, now()):
+        planned = replace(planned, actions=others)
+    elif planned.actions[0] is writes[0]:
+        # It changes the object: the remaining actions must follow from the changed one.
+        first = replace(planned, actions=planned.actions[:1])
+        applied = await applier.apply(context, first)
+        if applied.nodes_refused is None:
+            memory.nodes_refusal = None if applied.error is None else known
+            return Pass(observation, first, applied)
+        memory.nodes_refusal = _nodes_refusal(job, writes[0], applied.nodes_refused, now())
+        planned = replace(planned, actions=others)
+    applied = await applier.apply(context, planned)
+    if applied.nodes_refused is not None:
+        memory.nodes_refusal = _nodes_refusal(job, writes[0], applied.nodes_refused, now())
+    elif any(isinstance(one, WriteNodes) for one in applied.actions):
+        memory.nodes_refusal = None
+    return Pass(observation, planned, applied)
+
+
+NODES_RETRY = timedelta(minutes=1)
+"""Time between two attempts to write spec.nodes that the API server refuses."""
+
+
+def _nodes_refusal(job: ElasticJob, write: WriteNodes, message: str, now: datetime) -> NodesRefusal:
+    text = shortened(printable(message), MAX_REFUSAL)
+    return NodesRefusal(write.nodes, text, job.metadata.generation, now + NODES_RETRY)
+
+
+def _holds(refusal: NodesRefusal, job: ElasticJob, now: datetime) -> bool:
+    """Return True if the write is not repeated yet: neither the job nor the time has changed."""
+    return refusal.generation == job.metadata.generation and now < refusal.retry_at

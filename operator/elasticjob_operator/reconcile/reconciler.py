@@ -24,7 +24,9 @@ from elasticjob_operator.domain.status.events import (
     deletions_refused,
     job_events,
     labels_lost,
+    owner_lost,
     settled_rounds,
+    status_refused,
     stepped_rounds,
     template_warnings,
     without_recent_changes,
@@ -33,10 +35,14 @@ from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.set_aside import SetAside, SetAsideReason
 from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
+    PODS,
     Conflict,
+    Forbidden,
+    Invalid,
     Json,
     KubeError,
     NotFound,
+    QuotaConflict,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
@@ -72,6 +78,8 @@ log = logging.getLogger(__name__)
 
 UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
+QUOTA_CONFLICT_SECONDS = 1.0
+"""Pause after a request that conflicted with others over a ResourceQuota for its whole timeout."""
 UNWATCHED_SECONDS = 10.0
 """Reconcile interval of a job that waits for a change of a pod that it does not watch."""
 
@@ -175,7 +183,7 @@ class Reconciler:
             self._dependencies.now,
         )
         seen, applied = done.observation.observed, done.applied
-        self._record_lost_labels(job, memory, seen)
+        self._record_changed_pods(job, memory, seen)
         memory.refusal = applied.refusal
         if done.wrote_nodes:
             memory.change.restore(changed_at)
@@ -192,6 +200,8 @@ class Reconciler:
             return NOW_SECONDS
         if applied.unfinished and applied.deleted:
             return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
+        if isinstance(applied.error, QuotaConflict):
+            return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
         if is_steered(job) and awaits_resumption(job, status.phase):
@@ -216,7 +226,10 @@ class Reconciler:
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._dependencies.owned_objects.drop_budget(job, memory)
         again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
-        return _soonest(_due_seconds(planned.wake_at, self._dependencies.now()), again)
+        wake_at, refused = planned.wake_at, memory.nodes_refusal
+        write_at = refused.retry_at if refused is not None else None
+        now = self._dependencies.now()
+        return _soonest(_due_seconds(wake_at, now), _due_seconds(write_at, now), again)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed
@@ -266,10 +279,24 @@ class Reconciler:
                 log.warning("deleted, not closed yet: %s", error, extra=of_job(key))
             if memory.deleted_at is None:
                 memory.deleted_at = self._dependencies.clock()
+                await self._delete_unowned(memory)
             if closed or raw is not None or not self._closing_seconds(key):
                 self._dependencies.jobs.forget(key)
                 log.info("deleted", extra=of_job(key))
         return raw
+
+    async def _delete_unowned(self, memory: JobMemory) -> None:
+        """Delete the pods of a deleted job that garbage collection does not find."""
+        for uid, name in {**memory.withdrawn.pods, **memory.pods.unowned}.items():
+            try:
+                await self._dependencies.kube.delete(PODS, memory.key.namespace, name, uid=uid)
+            except KubeError as error:
+                log.warning(
+                    "delete pod %s, whose owner references were removed: %s",
+                    name,
+                    error,
+                    extra=of_job(memory.key),
+                )
 
     def _closing_seconds(self, key: JobKey) -> float | None:
         """Return the seconds for which the store of a deleted job is waited for; None for none."""
@@ -322,6 +349,9 @@ class Reconciler:
                 )  # post the applied actions
                 if isinstance(error, Conflict | NotFound):
                     return None
+                if isinstance(error, Forbidden | Invalid):  # nothing else shows it to the user
+                    refused = (status_refused(error.message),)
+                    self._dependencies.events.record(Subject.of_job(job), refused)
                 if isinstance(error, Unreachable) and memory.report.unanswered is None:
                     memory.report = replace(memory.report, unanswered=job.status)
                 raise
@@ -353,12 +383,19 @@ class Reconciler:
         memory.report = replace(memory.report, posted=True)
         return without_recent_changes(before, self._dependencies.now() - UNPOSTED_EVENTS_TIME)
 
-    def _record_lost_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
-        """Post one event per pod that lost its labels; the status shows the lasting condition."""
-        lost = [pod for pod in seen.pods if pod.lost_labels]
-        events = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
-        unlabelled_now = frozenset(pod.uid for pod in lost)
-        memory.report = replace(memory.report, unlabelled=unlabelled_now)
+    def _record_changed_pods(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
+        """Post one event per pod that lost its labels, or its owner references; the status shows
+        the lasting condition."""
+        unlabelled = [pod for pod in seen.pods if pod.lost_labels]
+        unowned = [pod for pod in seen.pods if pod.lost_owner]
+        before = memory.report
+        events = [labels_lost(pod) for pod in unlabelled if pod.uid not in before.unlabelled]
+        events += [owner_lost(pod) for pod in unowned if pod.uid not in before.unowned]
+        memory.report = replace(
+            before,
+            unlabelled=frozenset(pod.uid for pod in unlabelled),
+            unowned=frozenset(pod.uid for pod in unowned),
+        )
         self._dependencies.events.record(Subject.of_job(job), events)
 
     def _record_events(

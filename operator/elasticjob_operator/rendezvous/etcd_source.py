@@ -16,7 +16,8 @@ from elasticjob_operator.domain.observed.etcd_records import (
     bounded_members,
     rendezvous_view,
 )
-from elasticjob_operator.domain.observed.pod_state import index_of, without_members
+from elasticjob_operator.domain.observed.pod_identity import index_of
+from elasticjob_operator.domain.observed.pod_state import without_members
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
 from elasticjob_operator.etcd_tls.job_users import (
     access_for,

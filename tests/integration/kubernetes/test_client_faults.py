@@ -21,11 +21,13 @@ from kubernetes.aio.config.incluster_config import (
 
 from elasticjob_operator.kubernetes.client import (
     PODS,
+    Conflict,
     Gone,
     Invalid,
     Kube,
     KubeError,
     NoSuchKind,
+    QuotaConflict,
     TooManyRequests,
     Unauthorized,
     Unreachable,
@@ -128,6 +130,40 @@ def test_throttling_beyond_call_timeout_fails_at_once() -> None:
         with pytest.raises(TooManyRequests, match="slow down") as found:
             await kube.create(PODS, "ns", {})
         assert (found.value.retry_after_seconds, found.value.retryable) == (7.0, True)
+        assert len(server.asked) == 1
+
+    run(server, scenario)
+
+
+QUOTA = (
+    'Operation cannot be fulfilled on resourcequotas "pods": the object has been modified; please '
+    "apply your changes to the latest version and try again"
+)
+
+
+@pytest.mark.parametrize("details", [{}, {"kind": "resourcequotas", "name": "pods"}])
+def test_conflict_over_a_quota_is_retried_until_the_timeout(details: dict[str, str]) -> None:
+    lost = answer(409, failure(409, "Conflict", QUOTA, **details))
+    server = Scripted(lost, lost, answer(201, FOUND), lost)
+
+    async def scenario(kube: Kube) -> None:
+        assert await kube.create(PODS, "ns", {}) == FOUND
+        assert len(server.asked) == 3
+        with pytest.raises(QuotaConflict, match="cannot be fulfilled on resourcequotas"):
+            await kube.create(PODS, "ns", {})
+        assert len(server.asked) > 4
+
+    run(server, scenario, call_seconds=2.0)
+
+
+def test_conflict_over_an_object_is_not_retried() -> None:
+    lost = failure(409, "Conflict", QUOTA.replace("resourcequotas", "pods"), kind="pods", name="x")
+    server = Scripted(answer(409, lost))
+
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(Conflict) as found:
+            await kube.patch(PODS, "ns", "x", {})
+        assert not found.value.retryable
         assert len(server.asked) == 1
 
     run(server, scenario)

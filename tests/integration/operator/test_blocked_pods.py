@@ -12,6 +12,7 @@ from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.model import parse_manifest
 from tests.integration.apiserver import Refused
 from tests.integration.etcd_server import Ports, wait_until
+from tests.integration.operator.admission import admission_policy, rule
 from tests.integration.operator.single_operator import ns, operator
 from tests.integration.operator_rig import SECONDS, Namespace
 
@@ -67,6 +68,33 @@ def test_limit_range_that_refuses_the_agent_alone_has_a_remedy(
     assert ns.condition("Stalled")["status"] == "False"
     ns.server.request("DELETE", ns.path("limitranges", "a"))
     ns.await_pods("job-0", "job-1")
+
+
+def test_quota_that_demands_amounts_of_the_agent_alone_has_a_remedy(ns: Namespace) -> None:
+    hard = {"limits.cpu": "10"}
+    quota = {"metadata": {"name": "limits"}, "spec": {"hard": hard}}
+    ns.server.request("POST", ns.path("resourcequotas"), quota)
+    counted = {"status": {"hard": hard, "used": {"limits.cpu": "0"}}}
+    ns.server.patch(ns.path("resourcequotas", "limits") + "/status", counted)
+    container: dict[str, Any] = {"name": "trainer", "image": "i:1", "command": ["python3", "t.py"]}
+    container |= {"resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1"}}}
+    ns.create_job(maxNodes=2, template={"spec": {"containers": [container]}})
+    words = "must specify limits.cpu for: elasticjob-agent,elasticjob-launcher"
+    await_refused(ns, "AgentResourcesRefused", words)
+    ns.server.request("DELETE", ns.path("resourcequotas", "limits"))
+    ns.await_pods("job-0", "job-1")
+
+
+def test_end_of_the_namespace_is_reported(ns: Namespace) -> None:
+    ns.create_job(maxNodes=2, minNodes=1)
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    ns.server.request("DELETE", f"/api/v1/namespaces/{ns.name}")
+    ns.remove_pod("job-0")
+    found = ns.await_condition("PodsReady", "NamespaceTerminating")
+    assert "because it is being terminated" in found["message"]
+    remedy = "The job is deleted with its namespace: to continue, create it in another one."
+    assert remedy in ns.status()["explanation"]
 
 
 def test_preemption_policy_without_a_class_is_refused_as_by_validation(ns: Namespace) -> None:
@@ -140,9 +168,56 @@ def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_por
         wait_until(told, f"the refusal, of {ns.events()}", SECONDS)
         status = ns.status()
         assert (status["phase"], status["pods"]["active"]) == ("Suspending", 2)
-        assert ns.condition("Suspended")["message"] == "waiting for the end of job-0, job-1"
+        found = ns.await_condition("Suspended", "DeletionRefused")
+        begin = "waiting for the end of job-0, job-1; the API server refuses to delete job-0 and "
+        assert found["message"].startswith(f"{begin}job-1: Internal error occurred: failed calling")
+        remedy = "let the webhook, policy or role admit the operator's deletions of pods"
+        assert found["message"].endswith(f"; {remedy}")
+        assert (found["status"], ns.condition("Ready")["status"]) == ("False", "False")
+        said = ns.status()["explanation"]
+        assert any(text.startswith("The API server refuses to delete job-0 and") for text in said)
     ns.await_pods()
     ns.await_status(phase="Suspended", pods=0)
+    assert "deletionRefusal" not in ns.status()
+
+
+def test_policy_against_deletions_is_reported_until_it_admits_them(ns: Namespace) -> None:
+    """It protects one of two pods: the other one is deleted."""
+    ns.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "C10d"})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    with protected(ns, "job-1"):
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        found = ns.await_condition("Suspended", "DeletionRefused")
+        assert "the API server refuses to delete job-1: " in found["message"]
+        assert "pods are protected here" in found["message"]
+        ns.await_pods("job-1")
+        ns.await_status(phase="Suspending", pods=1)
+        begin = "waiting for the end of job-1; the API server refuses"
+        wait_until(
+            lambda: ns.condition("Suspended")["message"].startswith(begin), "one pod", SECONDS
+        )
+        refusal = ns.status()["deletionRefusal"]
+        assert (refusal["pods"], refusal["count"]) == (["job-1"], 1)
+        ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        ns.await_condition("Suspended", "DeletionRefused")
+    ns.await_pods()
+    ns.await_status(phase="Suspended", pods=0)
+
+
+@contextmanager
+def protected(ns: Namespace, pod: str) -> Iterator[None]:
+    """Let a policy refuse the deletion of this pod."""
+    validation = {
+        "expression": f"oldObject.metadata.name != '{pod}'",
+        "message": "pods are protected here",
+        "reason": "Forbidden",
+    }
+    where = rule("", "pods", "DELETE")
+    with admission_policy(ns, "Validating", where, validations=[validation]):
+        _await_hook(ns, "DELETE", ns.path("pods", pod), status=403)
+        yield
 
 
 def _probe(plural: str) -> dict[str, Any]:
@@ -151,14 +226,16 @@ def _probe(plural: str) -> dict[str, Any]:
     return {"metadata": {"name": "probe"}, "spec": spec}
 
 
-def _await_hook(ns: Namespace, method: str, path: str, probe: dict[str, Any] | None = None) -> None:
-    """Wait until the server has learned of the webhook."""
+def _await_hook(
+    ns: Namespace, method: str, path: str, probe: dict[str, Any] | None = None, status: int = 500
+) -> None:
+    """Wait until the server has learned of the webhook or policy."""
 
     def refused() -> bool:
         try:
             ns.server.request(method, f"{path}?dryRun=All", probe)
         except Refused as error:
-            return error.status == 500
+            return error.status == status
         return False
 
     wait_until(refused, "the webhook", SECONDS)

@@ -209,6 +209,30 @@ def test_deleted_job_has_its_rendezvous_closed(ns: Namespace, newest_etcd: EtcdS
     wait_until(lambda: "Deleted" in newest_etcd.ctl("get", key), "a closed round", SECONDS)
 
 
+@pytest.mark.parametrize("backend", ["Etcd", "C10d"])
+def test_job_deleted_in_the_foreground_shows_its_deletion_and_no_failure(
+    ns: Namespace, backend: str
+) -> None:
+    ns.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": backend})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    held = {"metadata": {"finalizers": ["test.dev/kubelet"]}}
+    ns.server.patch(ns.path("pods", "job-1"), held)
+    ns.server.request("DELETE", ns.path("elasticjobs", "job"), {"propagationPolicy": "Foreground"})
+    ns.await_status(phase="Deleting", pods=0)
+    ns.await_pods("job-1")
+    ns.await_event("Deleting", "the job is being deleted: its pods are being stopped")
+    for kind in ("Failed", "Finished", "Stalled", "Ready"):
+        assert ns.condition(kind)["status"] == "False"
+    assert ns.condition("Reconciling")["status"] == "True"
+    status = ns.status()
+    assert "completionTime" not in status
+    assert status["explanation"] == ["The job is being deleted, and its pods are being stopped."]
+    assert "Failed" not in [reason for reason, _ in ns.events()]
+    ns.server.patch(ns.path("pods", "job-1"), {"metadata": {"finalizers": None}})
+    ns.await_pods()
+
+
 def test_recreated_job_is_a_different_job(ns: Namespace) -> None:
     ns.create_job(maxNodes=1)
     ns.await_pods("job-0")

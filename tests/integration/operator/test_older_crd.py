@@ -20,6 +20,11 @@ from tests.integration.operator_rig import Namespace, Operator, alone_in
 Json = dict[str, Any]
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
 WRITES = "elasticjob_status_writes_total"
+LACKING = (
+    "the CRD of ElasticJob is older than the operator and lacks status.conditions.Resizing, "
+    "status.pods.desired, status.wantedNodes: apply crds/elasticjobs.elasticjob.dev.yaml of the "
+    "operator's release"
+)
 
 
 def define(server: ApiServer, namespace: str, definition: Json, *, complete: bool) -> None:
@@ -47,6 +52,9 @@ def older_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
     status = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     del status["properties"]["wantedNodes"]
     del status["properties"]["pods"]["properties"]["desired"]
+    status["properties"]["phase"]["enum"].remove("Deleting")
+    types = status["properties"]["conditions"]["items"]["properties"]["type"]["enum"]
+    types.remove("Resizing")
     try:
         define(api_server, namespace, older, complete=False)
         yield
@@ -73,4 +81,27 @@ def test_status_with_dropped_fields_is_written_once_and_reported_once(
         ns.await_event("PodsDeleted", "deleted job-1: more than wanted; had not started")
         [event] = [one for one in ns.all("events") if one["reason"] == "StatusFieldsDropped"]
         assert event.get("series") is None, "a repeated event counts in the series of the first"
-        assert "lacks status.pods.desired, status.wantedNodes: apply crds/" in event["note"]
+        assert event["note"] == LACKING
+
+
+def test_values_that_the_schema_lacks_are_left_out_and_reported_by_each_operator(
+    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, older_crd: None
+) -> None:
+    """An operator has the dropped values in its memory alone, until the CRD is upgraded."""
+    options, ns = alone_in(namespace), Namespace(api_server, namespace)
+    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as operator:
+        ns.create_job(maxNodes=1, nodes=1)
+        ns.await_status(pods=1, phase="Pending")
+        assert ns.condition("PodsReady")["reason"] == "PodsStarting"
+        assert ns.condition("Resizing") == {}
+        ns.await_event("StatusFieldsDropped", LACKING)
+        operator.stop()
+        already = operator.log.read_text().count(LACKING)
+        operator.start()
+        wait_until(lambda: operator.log.read_text().count(LACKING) > already, "the log line")
+        deletion = {"propagationPolicy": "Foreground"}
+        ns.server.request("DELETE", ns.path("elasticjobs", "job"), deletion)
+        said = ["The job is being deleted, and its pods are being stopped."]
+        wait_until(lambda: ns.status()["explanation"] == said, "the explanation")
+        wait_until(lambda: "lacks status.phase=Deleting: " in operator.log.read_text(), "the log")
+        assert operator.metric("elasticjob_errors_total", kind="Invalid") == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator.admission import admission_policy, patching, rule
 from tests.integration.operator.agent_records import running
 from tests.integration.operator.single_operator import ns, operator
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
@@ -98,3 +99,25 @@ def test_starting_operator_finds_pods_with_removed_labels(
     ns.remove_pod("job-1")
     wait_until(lambda: not said(ns), "a look at the pods", SECONDS)
     wait_until(lambda: len(ns.pods()) == 2, "a replacement", SECONDS)
+
+
+def test_pods_that_lose_their_labels_at_creation_are_known_at_once(
+    ns: Namespace, operator: Operator
+) -> None:
+    patch = patching('JSONPatch{op: "remove", path: "/metadata/labels"}')
+    with admission_policy(ns, "Mutating", rule("", "pods", "CREATE"), **patch):
+        wait_until(lambda: not keeps_labels(ns), "the policy", SECONDS)
+        ns.create_job(minNodes=1, maxNodes=5)
+        ns.await_status(pods=5)
+        stays(ns, *(f"job-{index}" for index in range(5)))
+        assert operator.metric("elasticjob_errors_total", kind="Retry") == 0
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+        ns.await_pods()
+
+
+def keeps_labels(ns: Namespace) -> bool:
+    """Return True if the API server keeps the labels of a new pod."""
+    spec = {"containers": [{"name": "c", "image": "i:1"}]}
+    probe = {"metadata": {"name": "probe", "labels": {"key": "value"}}, "spec": spec}
+    made = ns.server.request("POST", f"{ns.path('pods')}?dryRun=All", probe)
+    return "labels" in made["metadata"]

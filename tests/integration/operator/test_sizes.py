@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.cluster.programs import programs
+from tests.integration.apiserver import Refused
 from tests.integration.etcd_server import wait_until
 from tests.integration.kube_helpers import Json, elasticjob
+from tests.integration.operator.admission import admission_policy, rule
 from tests.integration.operator.single_operator import ns, operator
-from tests.integration.operator_rig import SECONDS, Namespace
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
 __all__ = ["ns", "operator"]
 
 MOST = 3
+IDLE = {"suspend": True}
 
 
 def kubectl(ns: Namespace, *arguments: str, body: Json | None = None) -> str:
@@ -155,6 +161,60 @@ def test_suspended_job_can_be_scaled_and_follows(ns: Namespace) -> None:
     kubectl(ns, "scale", "elasticjob/job", "--replicas=1")
     ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
     await_size(ns, 1, 1)
+
+
+@contextmanager
+def refused_nodes(ns: Namespace) -> Iterator[None]:
+    """Let a policy refuse each change of spec.nodes."""
+    validation = {
+        "expression": "object.spec.?nodes == oldObject.spec.?nodes",
+        "message": "sizes belong to the team",
+    }
+
+    def refused() -> bool:
+        try:
+            change = {"spec": {"nodes": time.time_ns() % 1000 + 2}}
+            ns.server.patch(f"{ns.path('elasticjobs', 'probe')}?dryRun=All", change)
+        except Refused as error:
+            return error.status == 422
+        return False
+
+    where = rule("elasticjob.dev", "elasticjobs", "UPDATE")
+    with admission_policy(ns, "Validating", where, validations=[validation]):
+        ns.server.request(
+            "POST", ns.path("elasticjobs"), elasticjob("probe", runPolicy=IDLE, nodes=1)
+        )
+        wait_until(refused, "the policy", SECONDS)
+        ns.server.request("DELETE", ns.path("elasticjobs", "probe"))
+        yield
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_refused_write_of_the_size_delays_nothing_and_is_reported(
+    ns: Namespace, operator: Operator, suspended: bool
+) -> None:
+    with refused_nodes(ns):
+        ns.create_job(maxNodes=MOST, runPolicy={"suspend": suspended})
+        found = ns.await_condition("NodesRefused", "NodesRefused")
+        assert found["status"] == "True"
+        assert "cannot write spec.nodes: 3, so it is absent" in found["message"]
+        assert "sizes belong to the team" in found["message"]
+        ns.await_event("NodesRefused", found["message"])
+        ns.await_pods(*(() if suspended else names(MOST)))
+        ns.await_status(phase="Suspended" if suspended else "Pending")
+        assert any("sizes belong to the team" in text for text in ns.status()["explanation"])
+        assert operator.metric("elasticjob_errors_total", kind="Invalid") == 0
+        ns.patch_job({"spec": {"runPolicy": {"suspend": not suspended}}})
+        ns.await_pods(*(names(MOST) if suspended else ()))
+    # A change of the job is followed by another attempt.
+    wait_until(lambda: is_written(ns), "spec.nodes", SECONDS)
+    ns.await_condition("NodesRefused", "Resolved")
+
+
+def is_written(ns: Namespace) -> bool:
+    """Change the job; return True if spec.nodes is set."""
+    ns.patch_job({"spec": {"maxRestarts": time.time_ns() % 1000}})
+    return ns.job()["spec"].get("nodes") == MOST
 
 
 def await_nodes(ns: Namespace, nodes: int) -> None:

@@ -122,6 +122,10 @@ def test_store_pod_is_replaced_under_its_own_name(ns: Namespace) -> None:
         "a new job-0, which hosts the store, is created once the old one is gone"
         in found["message"]
     )
+    missing = ns.status()["missingStore"]
+    assert (missing["pod"], missing["reason"]) == ("job-0", "Terminating")
+    begin = "The store of the rendezvous has been missing since "
+    assert any(text.startswith(begin) for text in ns.status()["explanation"])
     ns.remove_pod("job-2")
     wait_until(lambda: "job-3" in ns.pods() or "job-2" in ns.pods(), "another pod", SECONDS)
     assert len(ns.pods()) == 3, "the place of the store's pod is kept"
@@ -142,6 +146,22 @@ def test_store_pod_is_created_after_the_end_of_a_foreign_pod_of_its_name(ns: Nam
     ns.remove_pod("job-0")
     wait_until(lambda: uid(ns, "job-0") not in ("", before), "a new job-0", SECONDS)
     assert told(ns, "job-0")["ELASTICJOB_STORE_HOST"] == "true"
+
+
+def test_store_pod_that_finds_no_machine_is_explained(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    ns.await_pods("job-0", "job-1")
+    message = "0/2 nodes are available: 2 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    ns.set_pod("job-0", conditions=[{**condition, "message": message}])
+    wait_until(lambda: "missingStore" in ns.status(), "the missing store", SECONDS)
+    missing = ns.status()["missingStore"]
+    assert (missing["reason"], missing["message"]) == ("Unschedulable", message)
+    [text] = [one for one in ns.status()["explanation"] if "store of the rendezvous has" in one]
+    assert text.endswith(f"its pod job-0 is Pending: {message}")
+    ns.patch_job({"metadata": {"labels": {"changed": "1"}}})
+    ns.run_pod("job-0")
+    wait_until(lambda: "missingStore" not in ns.status(), "the store", SECONDS)
 
 
 def test_scale_down_spares_store_pod(ns: Namespace) -> None:

@@ -87,8 +87,17 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     Obstacle.REFUSED: Entry("", "Change the rejected field, or ask the owner of the policy"),
     Obstacle.AGENT_RESOURCES: Entry(
         "",
-        "Let the namespace's LimitRange admit the containers that the operator adds, or change "
+        "Let the namespace's LimitRange admit the containers that the operator adds, or give them "
+        "the amounts that a quota demands, or change "
         "sidecar.resources in the operator's chart: the agent needs 64Mi of memory",
+    ),
+    Obstacle.OWNER_REMOVED: Entry(
+        "",
+        "Find the webhook or policy with `kubectl get mutatingwebhookconfigurations`, and exclude "
+        "objects with the label elasticjob.dev/job-uid from it",
+    ),
+    Obstacle.NAMESPACE_ENDS: Entry(
+        "", "The job is deleted with its namespace: to continue, create it in another one"
     ),
     Obstacle.NAME_CONFLICT: Entry("", "Delete the object of that name, or rename the job"),
     Obstacle.TEMPLATE_INVALID: Entry("", "Suspend the job, correct spec.template and resume it"),

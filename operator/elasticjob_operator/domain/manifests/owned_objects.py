@@ -208,6 +208,18 @@ def is_owned(job: ElasticJob, object: Json) -> bool:
     )
 
 
+def is_controlled(object: Json) -> bool:
+    """Return True if any object controls this one."""
+    owners = (object.get("metadata") or {}).get("ownerReferences") or ()
+    return any(owner.get("controller") is True for owner in owners)
+
+
+def has_lost_owner(job: ElasticJob, object: Json) -> bool:
+    """Return True if the object has the label of this job, and no object controls it."""
+    labels = (object.get("metadata") or {}).get("labels") or {}
+    return labels.get(UID_LABEL) == job.metadata.uid and not is_controlled(object)
+
+
 def controlling_job(object: Json) -> str:
     """Return the uid of the ElasticJob that controls the object; empty if none does."""
     owners = (object.get("metadata") or {}).get("ownerReferences") or ()

@@ -24,6 +24,7 @@ _RATIO = re.compile(
     r"(?P<bound>[\w.]{1,99}), but (?:provided ratio is [\d.]{1,99}|"
     r"no (?P<kind>limit|request) is specified or (?P=kind) is 0)(?:, |$)"
 )
+_UNSPECIFIED = re.compile(r"failed quota: [^:]{1,253}: must specify ")
 _LONGEST_REFUSAL = 1024 * 1024
 """Maximum length of a LimitRange's refusal: one clause per resource and distinct amount. The time
 for it is a fraction of a second."""
@@ -83,6 +84,8 @@ def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> b
     """
     if fields:
         return all(_is_added(pod, field) for field in fields)
+    if named := _without_amounts(message):
+        return named <= set(RESERVED_NAMES)
     clauses = _clauses(message)
     if not clauses:
         return False
@@ -98,6 +101,23 @@ def refuses_added_resources(pod: Json, message: str, fields: Sequence[str]) -> b
         and own.count > 0
         for found in clauses
     )
+
+
+def _without_amounts(message: str) -> set[str]:
+    """Return the containers without amounts that a ResourceQuota counts, from its refusal
+    `failed quota: q: must specify limits.cpu for: a,b; limits.memory for: a`; empty for another."""
+    prefix = _FORBIDDEN.match(message)
+    at = prefix.end() if prefix else 0
+    quota = _UNSPECIFIED.match(message, at)
+    if quota is None or len(message) > _LONGEST_REFUSAL:
+        return set()
+    found: set[str] = set()
+    for clause in message[quota.end() :].split("; "):
+        _, of, containers = clause.partition(" for: ")
+        if not of:
+            return set()
+        found.update(containers.split(","))
+    return found
 
 
 def _clauses(message: str) -> list[re.Match[str]]:

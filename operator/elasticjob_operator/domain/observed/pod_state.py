@@ -7,10 +7,6 @@ did not fail.
 A kubelet reports the end of a container by its machine's clock. Delays counted from an end,
 such as the back-off after a pod that could not start, use the operator's clock. Every end is
 therefore clamped to the time between the pod's creation and its first observation.
-
-A pod whose labels were removed still belongs to the job by its owner reference, and its
-workers train on. Index and incarnation are therefore read from immutable fields: the pod's
-name and its agent's environment.
 """
 
 from __future__ import annotations
@@ -26,9 +22,7 @@ from elasticjob_operator.domain.manifests.names import (
     AGENT_CONTAINER,
     INCARNATION_LABEL,
     pod_labels,
-    pod_name,
 )
-from elasticjob_operator.domain.manifests.template_rules import own_variable
 from elasticjob_operator.domain.observed.container_state import (
     MAX_MESSAGE,
     Blocked,
@@ -44,8 +38,14 @@ from elasticjob_operator.domain.observed.container_state import (
     statuses,
     waiting_trouble,
 )
-from elasticjob_operator.domain.observed.etcd_records import is_incarnation, job_of
 from elasticjob_operator.domain.observed.node_state import Node, state_for_pod
+from elasticjob_operator.domain.observed.pod_identity import (
+    PREFIX_VARIABLE,
+    has_lost_owner,
+    incarnation_of,
+    index_in,
+    index_of,
+)
 from elasticjob_operator.domain.observed.state import (
     DISRUPTIONS,
     NodeState,
@@ -57,41 +57,6 @@ from elasticjob_operator.domain.observed.state import (
 from elasticjob_operator.model.job import GROUP, ElasticJob
 from elasticjob_rendezvous.protocol.text import one_line, printable, shortened
 from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, STUCK_MESSAGE
-
-PREFIX_VARIABLE = own_variable("PREFIX")
-
-
-def index_in(name: str) -> int | None:
-    """Return the index at the end of a pod's name, or None."""
-    number = name.rpartition("-")[2]
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
-
-
-def index_of(job: ElasticJob, name: str) -> int | None:
-    """Return the index of the job's pod with this name; None if no pod of the job is so named."""
-    index = index_in(name)
-    named = index is not None and name == pod_name(job.metadata.name, index)
-    return index if named else None
-
-
-def incarnation_of(raw: Json) -> int:
-    """Return the incarnation that a pod's agent joins; 0 if unknown."""
-    for container in raw["spec"].get("initContainers") or ():
-        if container["name"] == AGENT_CONTAINER:
-            for variable in container.get("env") or ():
-                if variable["name"] == PREFIX_VARIABLE:
-                    found = job_of(variable.get("value") or "")
-                    return found[2] if found else 0
-    text = (raw["metadata"].get("labels") or {}).get(INCARNATION_LABEL, "")
-    return int(text) if is_incarnation(text) else 0
-
-
-def has_agent(raw: Json) -> bool:
-    """Return True if the pod has the container of the job's agents."""
-    return any(
-        container["name"] == AGENT_CONTAINER
-        for container in raw["spec"].get("initContainers") or ()
-    )
 
 
 def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
@@ -213,7 +178,12 @@ def pod_of(job: ElasticJob, raw: Json, nodes: Mapping[str, Node] | None) -> Pod 
         return None
     # Another pod of a template with a nodeName is rejected, too.
     rejected = found.rejected and not (job.spec.template.spec.model_extra or {}).get("nodeName")
-    return replace(found, lost_labels=lost_labels(job, raw), rejected=rejected)
+    return replace(
+        found,
+        lost_labels=lost_labels(job, raw),
+        lost_owner=has_lost_owner(job, raw),
+        rejected=rejected,
+    )
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:

@@ -172,6 +172,8 @@ class Obstacle(StrEnum):
     QUOTA = "QuotaExceeded"
     REFUSED = "CreationRefused"
     AGENT_RESOURCES = "AgentResourcesRefused"
+    OWNER_REMOVED = "OwnerReferencesRemoved"
+    NAMESPACE_ENDS = "NamespaceTerminating"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
@@ -211,6 +213,7 @@ class Pod:
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
         lost_labels: the operator's labels, as `key=value`, that were removed or changed.
+        lost_owner: True if the job's entry in its owner references was removed.
     """
 
     index: int
@@ -238,6 +241,7 @@ class Pod:
     exit_code: int | None = None
     end: PodEnd | None = None
     lost_labels: tuple[str, ...] = ()
+    lost_owner: bool = False
 
     @property
     def ended(self) -> bool:
@@ -273,6 +277,23 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesRefusal:
+    """Refusal of the API server to write `spec.nodes`.
+
+    Args:
+        nodes: value that was refused.
+        message: message of the server.
+        generation: generation of the job at that time.
+        retry_at: UTC time of the next attempt, unless the job is changed before.
+    """
+
+    nodes: int
+    message: str
+    generation: int
+    retry_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class SeenTrouble:
     """Trouble with the store of a rendezvous.
 
@@ -297,6 +318,8 @@ class Observed:
         bounds: `bounds` record of that incarnation, None if it is absent.
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
+        undeletable: messages of the API server on pods that it refuses to delete, by uid.
+        nodes_refusal: set while the API server refuses to write spec.nodes.
         foreign: indices whose pod name is held by a pod of another owner.
         predecessors: those of `foreign` with a pod of a deleted job of the same name, which garbage
             collection deletes.
@@ -313,6 +336,8 @@ class Observed:
     bounds: RendezvousParams | None = None
     incarnation: int = 1
     refusal: Refusal | None = None
+    undeletable: Mapping[str, str] = field(default_factory=dict)
+    nodes_refusal: NodesRefusal | None = None
     foreign: frozenset[int] = frozenset()
     predecessors: frozenset[int] = frozenset()
     store: SeenTrouble | None = None

@@ -13,9 +13,11 @@ reserved for it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
 from elasticjob_operator.domain.manifests.names import pod_name, service_name
-from elasticjob_operator.domain.observed.state import NodeState, Observed, Pod
+from elasticjob_operator.domain.observed.state import NodeState, Observed, Obstacle, Pod
 from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
 from elasticjob_operator.domain.plan.sizes import CountedPods, wanted_size
@@ -142,26 +144,58 @@ def stale_store_host(job: ElasticJob, counted_pods: CountedPods) -> list[DeleteP
     ]
 
 
-def missing_store_host(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...]) -> str:
-    """Return the reason for a missing store; empty if there is no obstacle."""
-    if not keeps_store(job, STORE_INDEX) or any(pod.index == STORE_INDEX for pod in counted):
-        return ""
+class StoreObstacle(StrEnum):
+    """Reason for which no pod hosts the store, besides the `Obstacle` of its pod."""
+
+    PREDECESSOR = "PredecessorTerminating"  # a deleted job's pod of its name is still there
+    NAME_TAKEN = "NameTaken"  # a pod of another owner has its name
+    NODE_NOT_READY = "NodeNotReady"
+    TERMINATING = "Terminating"  # the former pod is being deleted
+    ENDED = "Ended"  # the former pod has ended and is replaced
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAbsence:
+    """Absence of the pod that hosts the store.
+
+    Args:
+        pod: name of the pod.
+        reason: a `StoreObstacle`, or the obstacle to creating or running the pod.
+        message: text of the scheduler, the kubelet or the API server on it; may be empty.
+        node: machine of the former pod, if that is not ready.
+    """
+
+    pod: str
+    reason: StoreObstacle | Obstacle
+    message: str = ""
+    node: str | None = None
+
+
+def store_absence(
+    job: ElasticJob, observed: Observed, counted: Iterable[Pod]
+) -> StoreAbsence | None:
+    """Return the absence of the store's pod; None if it runs, starts or is about to be created."""
+    if not keeps_store(job, STORE_INDEX):
+        return None
     name = pod_name(job.metadata.name, STORE_INDEX)
+    for pod in counted:
+        if pod.index == STORE_INDEX:
+            if pod.obstacle is None or pod.ready:
+                return None
+            return StoreAbsence(name, pod.obstacle, pod.obstacle_message)
     if STORE_INDEX in observed.predecessors:
-        return (
-            f"{name}, which hosts the store, is created once the deleted job's pod of this name is "
-            "gone"
-        )
+        return StoreAbsence(name, StoreObstacle.PREDECESSOR)
     if STORE_INDEX in observed.foreign:
-        reason = "a pod of another owner has its name"
-        return f"{name}, which hosts the store, cannot be created: {reason}"
+        return StoreAbsence(name, StoreObstacle.NAME_TAKEN)
     for pod in observed.pods:
         if pod.index == STORE_INDEX:
-            lost = pod.node_state is NodeState.NOT_READY
-            where = f"; its machine {pod.node} is not ready" if lost else ""
-            new = f"a new {name}, which hosts the store, is created once the old one is gone"
-            return f"{new}{where}"
-    return ""
+            if pod.node_state is NodeState.NOT_READY:
+                return StoreAbsence(name, StoreObstacle.NODE_NOT_READY, node=pod.node)
+            reason = StoreObstacle.TERMINATING if pod.terminating else StoreObstacle.ENDED
+            return StoreAbsence(name, reason, pod.end_message)
+    if observed.refusal is None:
+        return None
+    return StoreAbsence(name, observed.refusal.obstacle, observed.refusal.message)
 
 
 def _store_host(counted_pods: CountedPods) -> Pod | None:

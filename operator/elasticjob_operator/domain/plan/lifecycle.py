@@ -52,7 +52,7 @@ def shutdown_time(job: ElasticJob) -> timedelta:
 
 
 SUSPENSION = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
-STOPPING = SUSPENSION | FINISHED
+STOPPING = SUSPENSION | FINISHED | {Phase.DELETING}
 """Phases of a job without pods, or whose pods are to end."""
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
@@ -60,11 +60,14 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.RUNNING: frozenset({Phase.RESTARTING}) | STOPPING,
     Phase.RESTARTING: frozenset({Phase.RUNNING}) | STOPPING,
     Phase.SUSPENDING: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED})
-    | FINISHED,
+    | FINISHED
+    | {Phase.DELETING},
     Phase.SUSPENDED: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING})
-    | FINISHED,
+    | FINISHED
+    | {Phase.DELETING},
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
+    Phase.DELETING: FINISHED,
     Phase.INTERRUPTED: frozenset(set(Phase) - {Phase.INTERRUPTED}),
 }
 """Legal phase transitions. Some skip a phase, because a pass may miss intermediate states."""
@@ -92,17 +95,22 @@ def next_phase(
     """Return the phase of the job, which has these pods: the one in its status or a legal
     successor.
 
-    A job that saves before its suspension or after its deadline still runs.
+    A job that saves before its suspension, its deletion or after its deadline still runs.
     """
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
         current = Phase.PENDING
     if current in FINISHED:
         return current
+    deleted = job.metadata.deletion_timestamp is not None
     if view.outcome is not None and view.ended:
+        if deleted and view.outcome.reason == StopReason.DELETED:
+            return Phase.DELETING
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
-    stopped = current in SUSPENSION
+    stopped = current in SUSPENSION or current is Phase.DELETING
     saves = not stopped and is_saving(view, with_own_grace(job, bounds), now, access)
+    if (deleted or current is Phase.DELETING) and not saves:
+        return Phase.DELETING
     if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDING if pods else Phase.SUSPENDED
     polled = job.spec.rendezvous.backend is not Backend.ETCD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.explain.phrases import (
@@ -22,7 +22,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.backends import is_steered, missing_store_host
+from elasticjob_operator.domain.plan.backends import is_steered, store_absence
 from elasticjob_operator.domain.plan.closing_checkpoint import MOST_SECONDS
 from elasticjob_operator.domain.plan.launch_failures import (
     launch_failure_text,
@@ -30,14 +30,22 @@ from elasticjob_operator.domain.plan.launch_failures import (
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING, awaits_resumption
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
+from elasticjob_operator.domain.status.deletion_refusal import (
+    REFUSED,
+    REMEDY,
+    deletion_refusal,
+    refusal_text,
+)
+from elasticjob_operator.domain.status.missing_store import awaited_text
+from elasticjob_operator.domain.status.nodes_condition import nodes_finding
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
 from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.refusals import CreationRefusal
 from elasticjob_operator.model.status import (
     Condition,
-    CreationRefusal,
     LaunchFailures,
     LaunchStatus,
     Status,
@@ -86,6 +94,7 @@ def conditions(
         resizing(view, size, phase),
         *_end_findings(view, phase, stop),
         *_refusal_findings(job, observed),
+        *nodes_finding(job, observed),
         *_warning_findings(job),
         *memory_finding(job, view),
         *storage_finding(job, view),
@@ -137,8 +146,9 @@ def pods_ready(
     if failed := failed_launches(view, counted_pods, size):
         text = launch_failure_text(failed.pod, failed.count, failed.message)
         return Finding(kind, ConditionStatus.FALSE, LAUNCH_FAILED, f"{tally}; {text}")
-    if no_store := missing_store_host(job, observed, counted_pods.counted):
-        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
+    absence = store_absence(job, observed, counted_pods.counted)
+    if absence is not None and (awaited := awaited_text(absence)):
+        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {awaited}")
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
     names = f"; waiting for {_names_text(waiting)}" if waiting else ""
     runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)
@@ -180,6 +190,8 @@ _OF_CREATION = (
     Obstacle.QUOTA,
     Obstacle.REFUSED,
     Obstacle.AGENT_RESOURCES,
+    Obstacle.OWNER_REMOVED,
+    Obstacle.NAMESPACE_ENDS,
     Obstacle.NAME_CONFLICT,
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
@@ -361,7 +373,7 @@ def _phase_findings(
     return [
         finding(ConditionType.RUNNING, Phase.RUNNING, reason, running),
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
-        _suspended(observed.pods, phase, suspended),
+        _suspended(observed, phase, suspended),
     ]
 
 
@@ -369,9 +381,9 @@ NODE_UNREACHABLE = "NodeUnreachable"
 """Reason of condition Suspended while a pod stays whose machine does not answer."""
 
 
-def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
+def _suspended(observed: Observed, phase: Phase, message: str) -> Finding:
     """Return Suspended: true, with this message, once no pod is left."""
-    kind = ConditionType.SUSPENDED
+    kind, pods = ConditionType.SUSPENDED, observed.pods
     if phase is Phase.SUSPENDED:
         return Finding(kind, ConditionStatus.TRUE, phase.value, message)
     if phase is Phase.SUSPENDING:
@@ -379,6 +391,8 @@ def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
         if reasons := pods_left(pods):
             text += f": {reasons}"
         reason = NODE_UNREACHABLE if any(map(is_unreachable, pods)) else phase.value
+        if (refused := deletion_refusal(observed)) is not None:
+            reason, text = REFUSED, f"{text}; {refusal_text(refused)}; {REMEDY}"
         return Finding(kind, ConditionStatus.FALSE, reason, text)
     return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
+from elasticjob_operator.domain.explain.changed_pods import unowned_text
 from elasticjob_operator.domain.explain.phrases import (
     cause_text,
     round_cause,
@@ -159,6 +160,11 @@ def labels_lost(pod: Pod) -> Event:
     return Event(EventType.WARNING, "LabelsLost", "; ".join(lost_label_sentences([pod])))
 
 
+def owner_lost(pod: Pod) -> Event:
+    """Return the event for a pod whose owner references were removed."""
+    return Event(EventType.WARNING, "OwnerReferencesLost", unowned_text([pod]))
+
+
 def fields_dropped(fields: Iterable[str]) -> Event:
     """Return the event for fields of the status that the CRD of the cluster lacks."""
     names = ", ".join(f"status.{field}" for field in fields)
@@ -167,6 +173,15 @@ def fields_dropped(fields: Iterable[str]) -> Event:
         "apply crds/elasticjobs.elasticjob.dev.yaml of the operator's release"
     )
     return Event(EventType.WARNING, "StatusFieldsDropped", message)
+
+
+def status_refused(message: str) -> Event:
+    """Return the event for a status that the API server refuses to store."""
+    text = (
+        f"the status cannot be written, and what it shows is outdated: {message}; let the policy, "
+        "webhook or role admit the operator's writes of elasticjobs/status"
+    )
+    return Event(EventType.WARNING, "StatusRefused", text)
 
 
 def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
@@ -322,6 +337,7 @@ def failure_text(failure: FailureStatus) -> str:
 _WARNINGS = {
     ConditionType.NAME_CONFLICT: EventType.WARNING,
     ConditionType.TEMPLATE_INVALID: EventType.WARNING,
+    ConditionType.NODES_REFUSED: EventType.WARNING,
 }
 _STARTING = "PodsStarting"
 
@@ -399,6 +415,8 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             yield _normal("Suspending", "runPolicy.suspend is true: its pods are being stopped")
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true, and no pod is left")
+        case Phase.DELETING:
+            yield _normal("Deleting", "the job is being deleted: its pods are being stopped")
         case Phase.SUCCEEDED:
             yield _normal("Succeeded", "all workers ended with success", _end_key(after))
         case Phase.FAILED if not _is_deleted(after):

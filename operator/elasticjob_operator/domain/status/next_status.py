@@ -20,7 +20,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.backends import is_steered, store_absence
 from elasticjob_operator.domain.plan.closing_checkpoint import (
     OPEN,
     StoreAccess,
@@ -42,6 +42,7 @@ from elasticjob_operator.domain.status.conditions import (
     creation_refusal,
     failed_launches,
 )
+from elasticjob_operator.domain.status.deletion_refusal import deletion_refusal
 from elasticjob_operator.domain.status.failures import (
     avoided_nodes,
     first_failure,
@@ -58,6 +59,7 @@ from elasticjob_operator.domain.status.goodput import (
     of_this_round,
     with_lost_steps,
 )
+from elasticjob_operator.domain.status.missing_store import missing_store
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.domain.status.snapshots import snapshots_status
@@ -121,13 +123,16 @@ def next_status(
         ran = of_this_round(run.snapshots, run.rounds, rounds)
         run = run.model_copy(update={"snapshots": ran})
         rounds = with_lost_steps(rounds, view, run.snapshots)
+    absence = None
+    if phase not in STOPPING:
+        absence = store_absence(job, observed, counted_pods.counted)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
         phase=phase,
         launch=launch,
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
-        pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),
+        pods=_pod_counts(observed.pods, 0 if phase in STOPPING else size.nodes),
         ready_nodes=ready,
         wanted_nodes=size.nodes,
         selector=selector(job),
@@ -144,10 +149,10 @@ def next_status(
         last_failure=latest,
         last_stop=stop,
         checkpoint_request_time=checkpoint_request_time(job, observed, view, phase, now),
-        launch_failures=(
-            None if suspended or finished else failed_launches(view, counted_pods, size)
-        ),
+        launch_failures=(None if phase in STOPPING else failed_launches(view, counted_pods, size)),
         refusal=None if ready >= size.nodes else creation_refusal(job, observed, phase),
+        deletion_refusal=deletion_refusal(observed),
+        missing_store=missing_store(absence, before, now),
         store_refusal=store_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.

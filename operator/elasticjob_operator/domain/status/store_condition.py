@@ -13,7 +13,8 @@ from elasticjob_operator.domain.explain.phrases import clock, named
 from elasticjob_operator.domain.observed.state import Observed, SeenTrouble
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, Status, StoreRefusal
+from elasticjob_operator.model.refusals import StoreRefusal
+from elasticjob_operator.model.status import Condition, Status
 from elasticjob_operator.model.types import Backend, ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.store_trouble import (
     C10D_STORE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -17,6 +18,7 @@ from elasticjob_operator.domain.plan.actions import (
     DeletePod,
     DeleteReason,
     RemoveMembers,
+    WriteNodes,
     WriteParams,
 )
 from elasticjob_operator.domain.plan.closing_checkpoint import OPEN
@@ -25,11 +27,14 @@ from elasticjob_operator.etcd_tls.job_users import SecretMissing, access_of_auth
 from elasticjob_operator.kubernetes.client import (
     SERVICES,
     AlreadyExists,
+    Conflict,
     Forbidden,
+    Invalid,
     Json,
     Kind,
     KubeError,
     NotFound,
+    TooManyRequests,
     Unreachable,
 )
 from elasticjob_operator.metrics import Metrics
@@ -53,8 +58,9 @@ BEFORE = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
 
 @dataclass
 class Api:
-    """API server; `holder` is the pod that has the name of every new one. A write of a pod takes
-    `delay` seconds, `seconds` is the time."""
+    """API server; `holder` is the pod that has the name of every new one. It removes the owner
+    references of new pods if `disowned`, and their deletion takes forever if `undeletable`. A write
+    of a pod takes `delay` seconds, `seconds` is the time."""
 
     taken: bool = False
     delay: float = 0.0
@@ -63,6 +69,8 @@ class Api:
     deleted: list[str] = field(default_factory=list)
     holder: Json | None = None
     created: list[Json] = field(default_factory=list)
+    disowned: bool = False
+    undeletable: bool = False
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if self.holder is None:
@@ -76,7 +84,12 @@ class Api:
             raise AlreadyExists(f"create {kind.plural}", "it already exists")
         self.created.append(body)
         self.seconds += self.delay
-        return body
+        uid = f"uid-{len(self.created)}"
+        made = {**body, "metadata": {**body["metadata"], "uid": uid}}
+        if self.disowned:
+            del made["metadata"]["ownerReferences"]
+            self.holder = made if self.undeletable else None
+        return made
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
         if name in self.errors:
@@ -89,6 +102,8 @@ class Api:
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
     ) -> Json:
+        if name in self.errors:
+            raise self.errors[name]
         return body
 
 
@@ -235,6 +250,68 @@ def test_rendezvous_is_written_through_its_source() -> None:
     assert applied.error is None
 
 
+@pytest.mark.parametrize(
+    ("error", "is_refused"),
+    [
+        (Forbidden("patch", "denied", 403), True),
+        (Invalid("patch", "denied", 422), True),
+        (Conflict("patch", "denied", 409), False),
+        (TooManyRequests("patch", "denied", 429), False),
+        (Unreachable("patch", "denied", 500), False),
+    ],
+)
+def test_only_a_lasting_refusal_of_the_size_lets_the_plan_go_on(
+    error: KubeError, is_refused: bool
+) -> None:
+    applied = apply(WriteNodes(4), MADE, api=Api(errors={"job": error}))
+    assert applied.actions == ([MADE] if is_refused else [])
+    assert applied.nodes_refused == ("denied" if is_refused else None)
+    assert applied.error is (None if is_refused else error)
+
+
+def test_pods_that_lose_their_owner_at_creation_are_deleted_and_created_ever_later() -> None:
+    api, memory = Api(disowned=True), JobMemory(JobKey("default", "job"), "job-uid")
+    times: list[float] = []
+    while len(times) < 8:
+        before = len(api.created)
+        applied = apply(*CREATIONS, api=api, memory=memory)
+        assert (applied.refused, applied.error, applied.created) == (True, None, [])
+        assert applied.refusal is not None
+        assert applied.refusal.obstacle is Obstacle.OWNER_REMOVED
+        memory.refusal = applied.refusal
+        times += [api.seconds] * (len(api.created) - before)
+        assert len(api.deleted) == len(api.created)
+        api.seconds += 1
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses == [2, 4, 8, 16, 32, 60, 60]
+    assert set(api.deleted) == {"job-0"}
+    api.disowned = False
+    api.seconds += 60
+    applied = apply(*CREATIONS, api=api, memory=memory)
+    assert (len(applied.created), applied.refusal) == (MANY, None)
+
+
+def test_withdrawn_pod_is_waited_for() -> None:
+    api = Api(disowned=True, undeletable=True)
+    memory = JobMemory(JobKey("default", "job"), "job-uid")
+    for _ in range(3):
+        assert apply(*CREATIONS, api=api, memory=memory).refused
+        api.seconds += 1000
+    assert len(api.created) == 1
+    assert len(api.deleted) == 3, "the deletion is repeated until it has begun"
+    assert memory.withdrawn.pods == {"uid-1": "job-0"}
+
+
+def test_refused_deletion_of_a_withdrawn_pod_does_not_end_the_plan() -> None:
+    denied = Forbidden("delete pods job-0", "denied", 403)
+    api = Api(disowned=True, undeletable=True, errors={"job-0": denied})
+    memory, other = JobMemory(JobKey("default", "job"), "job-uid"), DELETIONS[-1]
+    for _ in range(2):
+        applied = apply(MADE, other, api=api, memory=memory)
+        assert (applied.error, applied.refused, applied.actions) == (None, True, [other])
+    assert len(api.created) == 1
+
+
 MANY = 4 * MAX_CONCURRENT_CALLS
 CREATIONS = tuple(CreatePod(index, f"job-{index}", 1) for index in range(MANY))
 DELETIONS = tuple(
@@ -284,7 +361,7 @@ def test_pods_whose_deletion_was_refused_are_deleted_last() -> None:
         applied = apply(*left, api=api, memory=memory)
         assert len(api.deleted) == passes * MAX_CONCURRENT_CALLS
     assert not set(first) & set(api.deleted)
-    assert memory.undeletable == {one.uid for one in DELETIONS[:MAX_CONCURRENT_CALLS]}
+    assert memory.undeletable.keys() == {one.uid for one in DELETIONS[:MAX_CONCURRENT_CALLS]}
 
 
 def test_server_without_an_answer_ends_the_deletions() -> None:

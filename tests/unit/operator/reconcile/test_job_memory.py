@@ -21,7 +21,9 @@ WRITERS = {
     "refusal": {"reconcile/reconciler.py"},
     "deleted_at": {"reconcile/reconciler.py"},
     "sent": {"reconcile/status_writer.py"},
-    "undeletable": {"reconcile/kube_cluster.py"},
+    "nodes_refusal": {"reconcile/plan_pass.py"},
+    "withdrawn": {"reconcile/kube_cluster.py"},
+    "undeletable": {"reconcile/plan_pass.py"},
     "faults": {"reconcile/fault_guard.py"},
 }
 NEVER_REPLACED = {"key", "uid", "seen_at", "change"}

@@ -38,6 +38,7 @@ from elasticjob_operator.kubernetes.client import (
     Kind,
     KubeError,
     NotFound,
+    QuotaConflict,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
@@ -48,6 +49,7 @@ from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, 
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import (
+    QUOTA_CONFLICT_SECONDS,
     UNWATCHED_SECONDS,
     Dependencies,
     Reconciler,
@@ -87,6 +89,7 @@ class Api:
     generation: int = 3
     spec: Json = field(default_factory=dict)
     writes: list[Json] = field(default_factory=list)
+    removed: list[tuple[str, str]] = field(default_factory=list)
     unknown: frozenset[str] = frozenset()  # fields of the status that its CRD lacks
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
@@ -111,6 +114,12 @@ class Api:
         if self.lost is not None:
             raise self.lost
         return {"metadata": {"resourceVersion": "8"}, "status": self.status}
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.removed.append((name, uid))
+        return True
 
 
 def merged_with(document: Json, patch: Json) -> Json:
@@ -422,6 +431,15 @@ def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec
     assert kept_statuses(rig) == [False]
 
 
+def test_conflict_over_a_quota_causes_no_back_off() -> None:
+    rig = Rig()
+    rig.applier.error = QuotaConflict("create pods", "the object has been modified", 409)
+    assert rig.reconcile() == QUOTA_CONFLICT_SECONDS
+    rig.applier.error = Conflict("create pods", "the object has been modified", 409)
+    with pytest.raises(Retry):
+        rig.reconcile()
+
+
 def test_unchanged_status_is_sent_once_per_interval_while_fields_are_dropped() -> None:
     rig = Rig()
     rig.api.unknown = frozenset({"explanation"})
@@ -567,6 +585,18 @@ def test_rendezvous_of_a_deleted_job_is_closed() -> None:
     assert rig.closed == ["job-uid"]
     assert rig.jobs.find(KEY) is None
     assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+@pytest.mark.parametrize("error", [None, Forbidden("delete pods job-1", "denied", 403)])
+def test_pods_without_owner_are_deleted_after_their_job(error: KubeError | None) -> None:
+    rig = Rig()
+    rig.reconcile()
+    memory = rig.jobs.recall(KEY, "job-uid")
+    memory.pods = PodMemory(unowned={"uid-1": "job-1"})
+    rig.api.deleted, rig.api.error = True, error
+    assert rig.reconcile() is None
+    assert rig.api.removed == ([] if error else [("job-1", "uid-1")])
+    assert rig.jobs.find(KEY) is None
 
 
 LOST = EtcdError("txn", "etcd:2379", "no answer")

@@ -15,7 +15,7 @@ from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER, INCARNAT
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.agent_records import Participant, PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.pod_state import PREFIX_VARIABLE
+from elasticjob_operator.domain.observed.pod_identity import PREFIX_VARIABLE
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob

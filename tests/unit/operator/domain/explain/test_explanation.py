@@ -32,9 +32,9 @@ from elasticjob_operator.domain.observed.state import (
 from elasticjob_operator.domain.status.conditions import creation_refusal, refusal_of
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, RendezvousState
+from elasticjob_operator.model.refusals import CreationRefusal
 from elasticjob_operator.model.status import (
     Condition,
-    CreationRefusal,
     FailureStatus,
     LaunchFailures,
     RoundStatus,

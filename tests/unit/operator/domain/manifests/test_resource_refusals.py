@@ -18,6 +18,10 @@ RATIO = "memory max limit to request ratio per Container is 2, but provided rati
 NO_LIMIT = (
     "cpu max limit to request ratio per Container is 2, but no limit is specified or limit is 0"
 )
+UNSPECIFIED = (
+    "failed quota: q: must specify limits.cpu for: elasticjob-agent,elasticjob-launcher; "
+    "limits.memory for: elasticjob-agent"
+)
 FORBIDDEN = 'pods "job-0" is forbidden: '
 
 
@@ -34,6 +38,9 @@ FORBIDDEN = 'pods "job-0" is forbidden: '
         (f"admission webhook denied the request: {LEAST}", [], False),
         (f"{LEAST}; the image is not allowed", [], False),
         ("denied by a policy", [], False),
+        (f"{FORBIDDEN}{UNSPECIFIED}", [], True),
+        (f"{FORBIDDEN}{UNSPECIFIED},trainer", [], False),
+        (f"{FORBIDDEN}{UNSPECIFIED}; and more", [], False),
         ("", [], False),
         ("it is invalid", ["spec.initContainers[1].resources.requests"], True),
         ("it is invalid", ["spec.initContainers[1].resources.requests[memory]"], True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,17 @@ from elasticjob_operator.domain.manifests.names import (
     JOB_LABEL,
     UID_LABEL,
 )
-from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.manifests.owned_objects import Access, owner_reference
 from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.pod import pod as manifest_of
-from elasticjob_operator.domain.observed.pod_state import (
+from elasticjob_operator.domain.observed.pod_identity import (
+    has_lost_owner,
     incarnation_of,
     index_of,
-    lost_labels,
-    used_fields,
+    is_own,
 )
-from elasticjob_operator.domain.status.events import labels_lost
+from elasticjob_operator.domain.observed.pod_state import lost_labels, used_fields
+from elasticjob_operator.domain.status.events import labels_lost, owner_lost
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.status import RendezvousStatus, Status
 from elasticjob_operator.model.types import Phase, RendezvousState
@@ -107,3 +109,37 @@ def test_lost_labels_give_an_event() -> None:
     assert said.message.endswith(
         "`kubectl label --overwrite pod job-2 elasticjob.dev/job-name=job` restores it"
     )
+
+
+def test_pod_without_owner_is_the_jobs_by_its_name_and_keys() -> None:
+    raw = made()
+    assert is_own(job(), raw)
+    assert not has_lost_owner(job(), raw)
+    raw["metadata"] |= {"ownerReferences": [], "labels": {}}
+    for known in (raw, used_fields({**raw, "metadata": {**raw["metadata"], "uid": "u"}})):
+        assert is_own(job(), known)
+        assert has_lost_owner(job(), known)
+    renamed = {**raw, "metadata": {**raw["metadata"], "name": "other-1"}}
+    plain = {**raw, "spec": {"containers": raw["spec"]["containers"]}}
+    adopted = {**raw, "metadata": {**raw["metadata"], "ownerReferences": [{"controller": True}]}}
+    assert has_lost_owner(job(), adopted), "another controller may take it over"
+    for foreign in (renamed, plain):
+        assert not is_own(job(), foreign)
+    successor = job()
+    metadata = successor.metadata.model_copy(update={"uid": "another"})
+    assert not is_own(successor.model_copy(update={"metadata": metadata}), raw)
+
+
+def test_removed_owner_is_explained_with_the_command_that_restores_it() -> None:
+    pods = tuple(replace(pod, lost_owner=pod.index == 1) for pod in running(2))
+    status = Status(phase=Phase.RUNNING, rendezvous=RendezvousStatus(state=RendezvousState.FINAL))
+    texts = explanation(job(status), pods)
+    [fact] = [
+        text for text in texts if "metadata.ownerReferences" in text and "kubectl" not in text
+    ]
+    assert fact.startswith("job-1 has lost the job's entry in metadata.ownerReferences: ")
+    [command] = [text for text in texts if text.startswith("`kubectl patch pod job-1 ")]
+    assert json.loads(command.split("'")[1]) == {
+        "metadata": {"ownerReferences": [owner_reference(job())]}
+    }
+    assert owner_lost(pods[1]).message == fact.removesuffix(".")

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.observed.state import UNREADABLE, NodeState, Observed, Pod
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    NodeState,
+    Observed,
+    Obstacle,
+    Pod,
+    PodEnd,
+    Refusal,
+)
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CloseRendezvous,
@@ -134,6 +142,72 @@ def test_status_explains_missing_store() -> None:
     status = next_status(found, ending, UNREADABLE, NOW)
     [ready] = [one for one in status.conditions if one.type == "PodsReady"]
     assert "once the deleted job's pod of this name is gone" in ready.message
+
+
+def stays(index: int, obstacle: Obstacle, message: str) -> Pod:
+    return pod(index).pending(5, obstacle=obstacle, obstacle_message=message).get()
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "state", "remedy"),
+    [
+        (
+            observed(stays(0, Obstacle.UNSCHEDULABLE, "0/3 nodes are available: 3 cordoned.")),
+            "Unschedulable",
+            "is Pending: 0/3 nodes are available: 3 cordoned",
+            "Free or add machines that fit",
+        ),
+        (
+            observed(pod(0).over().taken(PodEnd.EVICTED, "low on memory").get()),
+            "Ended",
+            "has ended, and its successor is created once it is gone: low on memory",
+            "",
+        ),
+        (
+            observed(pod(0).terminating().get()),
+            "Terminating",
+            "is being stopped, and its successor",
+            "If job-0 stays",
+        ),
+        (
+            observed(pod(0).on(NodeState.NOT_READY).get()),
+            "NodeNotReady",
+            "is on the machine node-0, which does not answer",
+            "Once that machine is known to be off, run `kubectl delete node node-0`",
+        ),
+        (
+            observed(refusal=Refusal(Obstacle.QUOTA, "exceeded quota: pods", NOW)),
+            "QuotaExceeded",
+            "cannot be created: exceeded quota: pods",
+            "Raise the namespace's quota",
+        ),
+        (
+            observed(foreign=frozenset({0})),
+            "NameTaken",
+            "cannot be created, because a pod of another owner has its name",
+            "Delete the other pod job-0",
+        ),
+    ],
+    ids=["unschedulable", "evicted", "deleted", "lost machine", "refused", "name taken"],
+)
+def test_missing_store_is_explained_with_its_start_and_remedy(
+    seen: Observed, reason: str, state: str, remedy: str
+) -> None:
+    there = replace(seen, pods=(*seen.pods, *running(4)[1:]))
+    before = next_status(job(rendezvous=C10D), there, UNREADABLE, ago(60))
+    found = job(before, rendezvous=C10D)
+    status = next_status(found, there, UNREADABLE, NOW)
+    assert status.missing_store is not None
+    assert (status.missing_store.reason, status.missing_store.since) == (reason, ago(60))
+    [text] = [text for text in status.explanation if "store of the rendezvous" in text]
+    begin = "The store of the rendezvous has been missing since 11:59:00 UTC on 2026-01-31, and "
+    assert text.startswith(begin)
+    assert f"its pod job-0 {state}" in text
+    assert sum(text.startswith(remedy) for text in status.explanation) == 1 or not remedy
+    there = replace(there, pods=running(4), refusal=None, foreign=frozenset())
+    assert next_status(found, there, UNREADABLE, NOW).missing_store is None
+    paused = job(before, rendezvous=C10D, runPolicy={"suspend": True})
+    assert next_status(paused, seen, UNREADABLE, NOW).missing_store is None
 
 
 def test_resumption_waits_until_all_earlier_pods_are_gone() -> None:

@@ -118,22 +118,24 @@ def test_suspension_is_complete_once_no_pod_is_left(
 
 @pytest.mark.parametrize(("before", "view"), list(product(PHASES, VIEWS)))
 def test_every_phase_change_is_in_the_table(before: Phase | None, view: str) -> None:
-    for suspended, late, pods in product((False, True), (False, True), ((), RUNNING)):
+    either = (False, True)
+    for suspended, late, deleted, pods in product(either, either, either, ((), RUNNING)):
         status = Status(phase=before, start_time=ago(200 if late else 1))
         policy = {"suspend": suspended, "activeDeadlineSeconds": 100}
-        after = next_phase(job(status, runPolicy=policy), VIEWS[view], NOW, pods)
+        after = next_phase(job(status, deleted, runPolicy=policy), VIEWS[view], NOW, pods)
         current = before or Phase.PENDING
         assert after is current or after in NEXT_PHASES[current]
-        again = job(status.model_copy(update={"phase": after}), runPolicy=policy)
+        again = job(status.model_copy(update={"phase": after}), deleted, runPolicy=policy)
         settled = next_phase(again, VIEWS[view], NOW, pods)
         assert settled is after, "a phase must not change while nothing else does"
 
 
 def test_every_legal_phase_change_can_happen() -> None:
     seen = set()
-    situations = product(Phase, VIEWS.values(), (False, True), ((), RUNNING))
-    for before, view, suspended, pods in situations:
-        a_job = job(Status(phase=before), runPolicy={"suspend": suspended})
+    either = (False, True)
+    situations = product(Phase, VIEWS.values(), either, either, ((), RUNNING))
+    for before, view, suspended, deleted, pods in situations:
+        a_job = job(Status(phase=before), deleted, runPolicy={"suspend": suspended})
         seen.add((before, next_phase(a_job, view, NOW, pods)))
     legal = {(before, after) for before, targets in NEXT_PHASES.items() for after in targets}
     assert {pair for pair in seen if pair[0] is not pair[1]} == legal

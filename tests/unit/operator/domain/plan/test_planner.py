@@ -650,7 +650,7 @@ def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
 PHASES = {
     StopReason.SUSPENDED: Phase.SUSPENDING,
     StopReason.DEADLINE_EXCEEDED: Phase.FAILED,
-    StopReason.DELETED: Phase.RUNNING,
+    StopReason.DELETED: Phase.DELETING,
 }
 FULL = StoreTrouble(
     ETCD,

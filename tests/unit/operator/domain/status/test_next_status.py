@@ -494,6 +494,7 @@ def test_every_condition_is_present_with_current_generation() -> None:
     always = set(ConditionType) - {
         ConditionType.NAME_CONFLICT,
         ConditionType.TEMPLATE_INVALID,
+        ConditionType.NODES_REFUSED,
         ConditionType.TEMPLATE_WARNINGS,
         ConditionType.SNAPSHOTS_IN_MEMORY,
         ConditionType.SNAPSHOTS_IN_STORAGE,
@@ -714,3 +715,22 @@ def test_job_whose_pods_could_not_start_has_failure_reason() -> None:
     found = condition(status, ConditionType.FAILED)
     assert (status.phase, found.reason) == (Phase.FAILED, "LaunchFailed")
     assert found.message == detail
+
+
+def test_refused_deletions_are_named_up_to_a_number_and_never_a_suspension() -> None:
+    pods = running(12)
+    texts = {pod.uid: f'pods "{pod.name}" is forbidden: protected' for pod in pods}
+    found = job(nodes=12, maxNodes=12, runPolicy={"suspend": True})
+    ending = (*pods[:-1], replace(pods[-1], terminating=True))
+    status = status_of(found, replace(observed(*ending), undeletable=texts))
+    assert status.phase is Phase.SUSPENDING
+    assert status.deletion_refusal is not None
+    assert status.deletion_refusal.count == 11
+    assert status.deletion_refusal.pods == [f"job-{index}" for index in range(10)]
+    suspended = condition(status, ConditionType.SUSPENDED)
+    assert (suspended.status, suspended.reason) == (ConditionStatus.FALSE, "DeletionRefused")
+    words = 'job-9 and 1 more: pods "job-0" is forbidden: protected; let the webhook, policy or'
+    assert words in suspended.message
+    assert any(text.startswith("Let the webhook, policy or role") for text in status.explanation)
+    left = replace(observed(ending[-1]), undeletable=texts)
+    assert status_of(found, left).deletion_refusal is None

@@ -10,7 +10,8 @@ from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Seen
 from elasticjob_operator.domain.status.events import EventType, job_events
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.store_condition import find_store_condition, store_sentences
-from elasticjob_operator.model.status import Condition, Status, StoreRefusal
+from elasticjob_operator.model.refusals import StoreRefusal
+from elasticjob_operator.model.status import Condition, Status
 from elasticjob_operator.model.types import Backend, ConditionStatus
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from elasticjob_rendezvous.protocol.store_trouble import (
