@@ -25,6 +25,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core import decisions
+from elasticjob_rendezvous.dynamic.core.liveness import pause_seconds
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
@@ -52,16 +53,16 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """Periodic call of a method of `owner`, until `stop` or the owner's garbage collection.
+    """Repeated call of a method of `owner`, until `stop` or the owner's garbage collection.
 
-    The thread holds only a weak reference: a dropped handler stops sending heartbeats.
+    The first call comes after `pause_seconds`; each returns the pause before the next one. The thread holds only a weak reference: a dropped handler stops sending heartbeats.
     """
 
-    def __init__(self, owner: Any, beat: Callable[[Any], None], interval_seconds: float) -> None:
+    def __init__(self, owner: Any, beat: Callable[[Any], float], pause_seconds: float) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=_run,
-            args=(self._stop, weakref.ref(owner), beat, interval_seconds),
+            args=(self._stop, weakref.ref(owner), beat, pause_seconds),
             name="rendezvous-heartbeats",
             daemon=True,
         )
@@ -78,15 +79,16 @@ class Heartbeats:
 def _run(
     stop: threading.Event,
     owner: weakref.ref[Any],
-    beat: Callable[[Any], None],
-    interval_seconds: float,
+    beat: Callable[[Any], float],
+    pause_seconds: float,
 ) -> None:
-    while not stop.wait(min(interval_seconds, threading.TIMEOUT_MAX)):
+    pause = pause_seconds
+    while not stop.wait(min(pause, threading.TIMEOUT_MAX)):
         alive = owner()
         if alive is None:
             return
         try:
-            beat(alive)
+            pause = beat(alive)
         except Exception:  # the next heartbeat may succeed
             log.exception("a heartbeat failed")
         del alive
@@ -355,8 +357,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _run(self, decide: Decide, limit_seconds: float) -> State:
         return Operation(self._actor, decide, limit_seconds).run()
 
-    def _beat(self) -> None:
-        """Send one heartbeat; runs in the heartbeats' thread. Logs an outage at its two ends."""
+    def _beat(self) -> float:
+        """Send one heartbeat and return the pause before the next one.
+
+        Runs in the heartbeats' thread.
+        """
+        self._try_beat()
+        with self._actor.lock:
+            shared = self._actor.shared
+            listed = self._node in shared.state.last_heartbeats
+            now = self._actor.clock.monotonic()
+            return pause_seconds(self._settings, now, shared.beat_at, listed)
+
+    def _try_beat(self) -> None:
+        """Send one heartbeat. Logs an outage at its two ends."""
         failed_before = self._beat_failed
         self._beat_failed = True
         try:
