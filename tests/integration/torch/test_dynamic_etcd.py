@@ -66,6 +66,25 @@ def test_keys_values_tokens_and_ttl_match_torch(server: EtcdServer) -> None:
     assert client.read(f"/torch/elastic/store/{key}").value == b64encode(b"value").decode()
 
 
+@pytest.mark.parametrize("run_id", ["exp#1", "exp?1", "a%41", "..", ".", "a/../b", "./a", "a/.."])
+def test_run_id_with_key_of_another_run_is_refused(server: EtcdServer, run_id: str) -> None:
+    params = parameters(server)
+    params.run_id = run_id
+    with pytest.raises(ValueError, match="run id must not contain .*; choose another run id"):
+        create_rdzv_handler(params)
+
+
+@pytest.mark.parametrize("run_id", ["exp/", "a//b", "my run", "a.b", "..a", "tab\tx", "ä+&;=:@"])
+def test_run_id_with_key_of_its_own_is_allowed(server: EtcdServer, run_id: str) -> None:
+    params = parameters(server)
+    params.run_id = run_id
+    backend, _ = create_backend(params)
+    written = backend.set_state(b"state")
+    assert written is not None
+    assert written[2]
+    assert backend.get_state() == written[:2]
+
+
 def test_deleted_state_is_not_overwritten_with_old_token(server: EtcdServer) -> None:
     backend, _ = create_backend(parameters(server))
     ours = backend.set_state(b"ours")
