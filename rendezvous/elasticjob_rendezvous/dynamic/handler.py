@@ -47,7 +47,7 @@ from elasticjob_rendezvous.dynamic.master_address import Masters, Sharing
 from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
 from elasticjob_rendezvous.dynamic.ports import Clock, RendezvousBackend
 from elasticjob_rendezvous.dynamic.shared_state import SharedState
-from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
+from elasticjob_rendezvous.dynamic.stores import MASTER_PORT, PrefixedStore, round_prefix
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ def _run(
 PUBLISH_SECONDS = 60.0
 """Maximum wait of the other ranks for rank 0's MASTER_ADDR and MASTER_PORT."""
 LEAVE_SECONDS = 5.0
+USED_GAP = 20
+"""Maximum number of rounds in a row for which an earlier run may have published no address."""
 _process_base = OUR_LOCAL_IDS + secrets.randbits(30)
 _handler_numbers = itertools.count()
 
@@ -297,6 +299,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _rendezvous(self) -> RendezvousInfo:
         self._held = None
+        self._skip_used_rounds()
         limit_seconds = self._settings.timeout.join.total_seconds()
         while True:
             join = Operation(self._actor, decisions.join, limit_seconds, rejoins=True)
@@ -316,6 +319,35 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 store = self._store_of(held.round)
                 return RendezvousInfo(store, held.rank, len(held.roster), info, held.round)
             self._release()
+
+    def _skip_used_rounds(self) -> None:
+        """Find the first round without keys, at the first join.
+
+        The state of an earlier run with this id may have expired (in etcd, after two hours), while
+        the keys of its rounds exist. No address is published before its round is complete.
+        """
+        actor = self._actor
+        if actor.least_round:
+            return
+        try:
+            with actor.lock:
+                state = actor.shared.read()
+            if state.complete or state.closed:
+                return
+            number, used = state.round, state.round - 1
+            while number - used <= (1 if used < state.round else USED_GAP):
+                if self._store_of(number).check([MASTER_PORT]):
+                    used = number
+                number += 1
+        except (RendezvousConnectionError, *self._backend.errors) as error:
+            log.debug("%s: cannot look for keys of an earlier run: %s", self._node, error)
+            return
+        if used >= state.round:
+            actor.least_round = used + 1
+            log.warning(
+                "%s: an earlier run with the id %r has left keys: this one begins with round %d",
+                *(self._node, self._settings.run_id, actor.least_round),
+            )
 
     def _bootstrap(self, held: RankAssignment) -> RendezvousStoreInfo | None:
         """Publish MASTER_* or wait for them; return None if the round ended first."""
