@@ -329,6 +329,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         actor = self._actor
         if actor.least_round:
             return
+        failures: tuple[type[Exception], ...] = (RendezvousConnectionError, *self._backend.errors)
         try:
             with actor.lock:
                 state = actor.shared.read()
@@ -339,7 +340,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 if self._store_of(number).check([MASTER_PORT]):
                     used = number
                 number += 1
-        except (RendezvousConnectionError, *self._backend.errors) as error:
+        except failures as error:
             log.debug("%s: cannot look for keys of an earlier run: %s", self._node, error)
             return
         if used >= state.round:
