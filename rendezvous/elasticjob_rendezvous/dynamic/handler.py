@@ -55,7 +55,8 @@ log = logging.getLogger(__name__)
 class Heartbeats:
     """Repeated call of a method of `owner`, until `stop` or the owner's garbage collection.
 
-    The first call comes after `pause_seconds`; each returns the pause before the next one. The thread holds only a weak reference: a dropped handler stops sending heartbeats.
+    The first call comes after `pause_seconds`; each returns the pause before the next one. The
+    thread holds only a weak reference: a dropped handler stops sending heartbeats.
     """
 
     def __init__(self, owner: Any, beat: Callable[[Any], float], pause_seconds: float) -> None:

@@ -162,9 +162,9 @@ class _SocketPool(urllib3.HTTPConnectionPool):
 
 
 def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
-    """Parse `host`, `host:port`, `[v6]:port` or `v6:port`, or a comma-separated list; empty means localhost.
+    """Parse `host`, `host:port`, `[v6]:port` or `v6:port`, or a comma-separated list.
 
-    `unix:///path` gives the path and 0; it must be the only endpoint.
+    Empty means localhost. `unix:///path` gives the path and 0; it must be the only endpoint.
 
     Raises:
         ValueError: an endpoint is malformed; the message names it.

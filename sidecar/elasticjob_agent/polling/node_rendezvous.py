@@ -42,7 +42,7 @@ log = logging.getLogger("elasticjob.agent")
 POLL_SECONDS = 1.0
 SHUTDOWN_SECONDS = 15.0
 """Maximum time to close the rendezvous for all at the job's end, or to leave it at other ends."""
-LEAVE_AGAIN_SECONDS = 2.0
+LEAVE_AGAIN_SECONDS = 4.5
 """Maximum time of a second leave: the first one has waited for a store that does not answer."""
 
 

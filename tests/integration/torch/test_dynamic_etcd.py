@@ -73,7 +73,7 @@ def test_keys_values_tokens_and_ttl_match_torch(server: EtcdServer) -> None:
 def test_run_id_with_key_of_another_run_is_refused(server: EtcdServer, run_id: str) -> None:
     params = parameters(server)
     params.run_id = run_id
-    with pytest.raises(ValueError, match="run id must not contain .*; choose another run id"):
+    with pytest.raises(ValueError, match=r"run id must not contain .*; choose another run id"):
         create_rdzv_handler(params)
 
 

@@ -22,7 +22,9 @@ BEFORE_BEAT_SECONDS = 0.7
 
 
 @contextmanager
-def store_and_gang(store: str, folder: Path, nodes: int) -> Iterator[tuple[Gang, Member | EtcdServer]]:
+def store_and_gang(
+    store: str, folder: Path, nodes: int
+) -> Iterator[tuple[Gang, Member | EtcdServer]]:
     """Return a gang, and its store's process with a method `signal`."""
     server = None
     if store == "etcd-v2":

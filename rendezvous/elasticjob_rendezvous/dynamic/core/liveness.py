@@ -14,9 +14,9 @@ from datetime import datetime
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 
-MAX_EXCUSES = 3
-"""Maximum number of waits that one heartbeat's silence leaves out: a store that is always slow must
-not hide a dead node for ever."""
+MAX_LEFT_OUT = 3
+"""Maximum number of waits, and of gaps, that do not count in the silence after one heartbeat: a
+store that is always slow must not hide a dead node for ever."""
 SHORT_WAIT = 0.1
 """Fraction of an interval up to which the wait for an answer counts as silence."""
 MIN_PAUSE = 0.1
@@ -27,12 +27,17 @@ MIN_PAUSE = 0.1
 class Sighting:
     """Heartbeat, and the monotonic time since which we have seen it unchanged.
 
-    `since` is later by the waits that `excuses` counts.
+    `since` is later by the waits and gaps that do not count as silence.
+
+    Args:
+        waits: number of our waits for the store that it leaves out.
+        gaps: number of gaps in our observation that it leaves out.
     """
 
     heartbeat: datetime
     since: float
-    excuses: int = 0
+    waits: int = 0
+    gaps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ def observe(
     """Update the observations with a newly read state.
 
     Other nodes may have waited for the store as this one did. Such a wait is no silence of theirs,
-    nor is a gap in our observation (this process was suspended). Up to MAX_EXCUSES are left out.
+    nor is a gap in our observation (this process was suspended). Up to MAX_LEFT_OUT of either are
+    left out.
 
     Args:
         asked: monotonic time of the first request since the last answer; None: `now`.
@@ -72,15 +78,16 @@ def observe(
     patience = min(2 * settings.interval_seconds, settings.dead_after_seconds)
     waited = 0.0 if asked is None else now - asked
     gap = now - memory.at > patience
-    excused = gap or waited > SHORT_WAIT * settings.interval_seconds
+    late = not gap and waited > SHORT_WAIT * settings.interval_seconds
     sightings = {}
     for node, heartbeat in state.last_heartbeats.items():
         seen = memory.sightings.get(node)
         if seen is None or seen.heartbeat != heartbeat:
             seen = Sighting(heartbeat, now)
-        elif excused and seen.excuses < MAX_EXCUSES:
-            since = now if gap else min(now, seen.since + waited)
-            seen = replace(seen, since=since, excuses=seen.excuses + 1)
+        elif gap and seen.gaps < MAX_LEFT_OUT:
+            seen = replace(seen, since=now, gaps=seen.gaps + 1)
+        elif late and seen.waits < MAX_LEFT_OUT:
+            seen = replace(seen, since=min(now, seen.since + waited), waits=seen.waits + 1)
         sightings[node] = seen
     return Memory(now, sightings, _last_call(memory.last_call, state, settings, now, utc))
 
@@ -91,9 +98,7 @@ def dead(memory: Memory, settings: RendezvousSettings) -> frozenset[NodeDesc]:
     return frozenset(n for n, seen in memory.sightings.items() if seen.since < oldest)
 
 
-def pause_seconds(
-    settings: RendezvousSettings, now: float, beat_at: float, listed: bool
-) -> float:
+def pause_seconds(settings: RendezvousSettings, now: float, beat_at: float, listed: bool) -> float:
     """Return the pause before our next heartbeat.
 
     It is measured from the last written one: after a heartbeat that failed or was late, the others

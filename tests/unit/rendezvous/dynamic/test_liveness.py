@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from elasticjob_rendezvous.dynamic.core.liveness import (
-    MAX_EXCUSES,
+    MAX_LEFT_OUT,
     Memory,
     dead,
     observe,
@@ -84,8 +84,16 @@ def test_slow_store_hides_a_dead_node_for_a_limited_time(waited: float) -> None:
     while not dead(memory, SETTINGS):
         now += 1 + waited
         memory = look(memory, state("ab"), now, waited=waited)
-        assert now <= SETTINGS.dead_after_seconds + (MAX_EXCUSES + 1) * (1 + waited)
+        assert now <= SETTINGS.dead_after_seconds + (MAX_LEFT_OUT + 1) * (1 + waited)
     assert now > SETTINGS.dead_after_seconds
+
+
+def test_late_answers_do_not_use_up_the_gaps_that_are_left_out() -> None:
+    memory = look(Memory(), state("ab"), 0)
+    for now in (1.6, 3.2, 4.8):
+        memory = look(memory, state("ab"), now, waited=0.6)
+    memory = look(memory, state("ab"), 17.8, waited=12)
+    assert dead(memory, SETTINGS) == frozenset()
 
 
 def test_waits_of_a_healthy_store_delay_no_detection() -> None:

@@ -30,7 +30,17 @@ def test_prefix_has_its_slashes(prefix: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "run_id"), [("/p", ""), ("/p", "a?b"), ("/p", "a\tb"), ("/p", "50%"), ("/p#", "r"), ("/p", "a/../b"), ("/p", "a/."), ("/p/..", "r")]
+    ("prefix", "run_id"),
+    [
+        ("/p", ""),
+        ("/p", "a?b"),
+        ("/p", "a\tb"),
+        ("/p", "50%"),
+        ("/p#", "r"),
+        ("/p", "a/../b"),
+        ("/p", "a/."),
+        ("/p/..", "r"),
+    ],
 )
 def test_names_changed_by_url_encoding_are_refused(prefix: str, run_id: str) -> None:
     with pytest.raises(ValueError, match=r"the (run id|etcd prefix) must not"):
