@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from datetime import timedelta
 from typing import Any
@@ -129,9 +130,9 @@ def _empty(store: TCPStore, run_id: str) -> None:
 
 
 def _refuse_other_runs(keys: list[str], run_id: str, where: str) -> None:
-    own = state_key(run_id)
+    own = re.compile(re.escape(state_key(run_id)) + r"(\.[0-9]+/.*)?", re.DOTALL)
     rendezvous = [key for key in keys if key.startswith(STATE_PREFIX)]
-    others = [key for key in rendezvous if key != own and not key.startswith(f"{own}.")]
+    others = [key for key in rendezvous if not own.fullmatch(key)]
     if others:
         raise RendezvousConnectionError(
             f"the c10d store at {where} serves another run too: {min(others)}"

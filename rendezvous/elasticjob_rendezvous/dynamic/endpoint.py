@@ -16,7 +16,9 @@ _HOST = re.compile(r"[\w.:-]+")
 
 
 def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Split `host[:port]`; an IPv6 address needs brackets if a port follows.
+    """Split `host[:port]` at the last colon, also an IPv6 address without brackets.
+
+    One that is complete only with the part after the last colon has no port.
 
     Raises:
         ValueError: the endpoint is malformed.
@@ -30,6 +32,8 @@ def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     else:
         host, colon, after = text.rpartition(":")
         host, port = (host, after) if colon else (after, None)
+        if is_ipv6(text) and not is_ipv6(host):
+            host, port = text, None
     if not _HOST.fullmatch(host):
         raise ValueError(
             f"the host of the rendezvous endpoint {echoed(endpoint)} must be a name or an address"
@@ -42,6 +46,13 @@ def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
             "65535"
         )
     return host, int(port)
+
+
+def is_ipv6(text: str) -> bool:
+    """Return True if the text is an IPv6 address."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(text).version == 6
+    return False
 
 
 def is_this_machine(host: str) -> bool:

@@ -18,7 +18,9 @@ from elasticjob_rendezvous.dynamic.create import create_handler
 from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
 from elasticjob_rendezvous.dynamic.ports import RendezvousBackend, Token
 from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.core.records import is_ambiguous
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore
+from elasticjob_rendezvous.protocol.text import echoed
 
 STATE_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
@@ -39,7 +41,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         ttl: time to live in seconds; two hours unless it is positive.
 
     Raises:
-        ValueError: the run id is empty.
+        ValueError: the run id is empty, or its key would be that of another run.
     """
 
     reconnects = True
@@ -50,6 +52,12 @@ class EtcdRendezvousBackend(RendezvousBackend):
     ) -> None:
         if not run_id:
             raise ValueError("the run id must not be empty")
+        if is_ambiguous(run_id):
+            raise ValueError(
+                "the run id must not contain ?, # or %, nor . or .. between slashes, since etcd's "
+                "v2 API would use the state of another run; choose another run id on all nodes: "
+                f"{echoed(run_id)}"
+            )
         self._client = client
         self._key = f"{key_prefix}/{run_id}" if key_prefix else run_id
         self._ttl_seconds = ttl if ttl and ttl > 0 else DEFAULT_TTL_SECONDS

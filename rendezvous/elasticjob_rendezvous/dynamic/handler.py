@@ -25,6 +25,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core import decisions
+from elasticjob_rendezvous.dynamic.core.liveness import pause_seconds
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
@@ -46,22 +47,23 @@ from elasticjob_rendezvous.dynamic.master_address import Masters, Sharing
 from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
 from elasticjob_rendezvous.dynamic.ports import Clock, RendezvousBackend
 from elasticjob_rendezvous.dynamic.shared_state import SharedState
-from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
+from elasticjob_rendezvous.dynamic.stores import MASTER_PORT, PrefixedStore, round_prefix
 
 log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """Periodic call of a method of `owner`, until `stop` or the owner's garbage collection.
+    """Repeated call of a method of `owner`, until `stop` or the owner's garbage collection.
 
-    The thread holds only a weak reference: a dropped handler stops sending heartbeats.
+    The first call comes after `pause_seconds`; each returns the pause before the next one. The
+    thread holds only a weak reference: a dropped handler stops sending heartbeats.
     """
 
-    def __init__(self, owner: Any, beat: Callable[[Any], None], interval_seconds: float) -> None:
+    def __init__(self, owner: Any, beat: Callable[[Any], float], pause_seconds: float) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=_run,
-            args=(self._stop, weakref.ref(owner), beat, interval_seconds),
+            args=(self._stop, weakref.ref(owner), beat, pause_seconds),
             name="rendezvous-heartbeats",
             daemon=True,
         )
@@ -78,15 +80,16 @@ class Heartbeats:
 def _run(
     stop: threading.Event,
     owner: weakref.ref[Any],
-    beat: Callable[[Any], None],
-    interval_seconds: float,
+    beat: Callable[[Any], float],
+    pause_seconds: float,
 ) -> None:
-    while not stop.wait(min(interval_seconds, threading.TIMEOUT_MAX)):
+    pause = pause_seconds
+    while not stop.wait(min(pause, threading.TIMEOUT_MAX)):
         alive = owner()
         if alive is None:
             return
         try:
-            beat(alive)
+            pause = beat(alive)
         except Exception:  # the next heartbeat may succeed
             log.exception("a heartbeat failed")
         del alive
@@ -95,6 +98,8 @@ def _run(
 PUBLISH_SECONDS = 60.0
 """Maximum wait of the other ranks for rank 0's MASTER_ADDR and MASTER_PORT."""
 LEAVE_SECONDS = 5.0
+USED_GAP = 20
+"""Maximum number of rounds in a row for which an earlier run may have published no address."""
 _process_base = OUR_LOCAL_IDS + secrets.randbits(30)
 _handler_numbers = itertools.count()
 
@@ -295,6 +300,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _rendezvous(self) -> RendezvousInfo:
         self._held = None
+        self._skip_used_rounds()
         limit_seconds = self._settings.timeout.join.total_seconds()
         while True:
             join = Operation(self._actor, decisions.join, limit_seconds, rejoins=True)
@@ -314,6 +320,36 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 store = self._store_of(held.round)
                 return RendezvousInfo(store, held.rank, len(held.roster), info, held.round)
             self._release()
+
+    def _skip_used_rounds(self) -> None:
+        """Find the first round without keys, at the first join.
+
+        The state of an earlier run with this id may have expired (in etcd, after two hours), while
+        the keys of its rounds exist. No address is published before its round is complete.
+        """
+        actor = self._actor
+        if actor.least_round:
+            return
+        failures: tuple[type[Exception], ...] = (RendezvousConnectionError, *self._backend.errors)
+        try:
+            with actor.lock:
+                state = actor.shared.read()
+            if state.complete or state.closed:
+                return
+            number, used = state.round, state.round - 1
+            while number - used <= (1 if used < state.round else USED_GAP):
+                if self._store_of(number).check([MASTER_PORT]):
+                    used = number
+                number += 1
+        except failures as error:
+            log.debug("%s: cannot look for keys of an earlier run: %s", self._node, error)
+            return
+        if used >= state.round:
+            actor.least_round = used + 1
+            log.warning(
+                "%s: an earlier run with the id %r has left keys: this one begins with round %d",
+                *(self._node, self._settings.run_id, actor.least_round),
+            )
 
     def _bootstrap(self, held: RankAssignment) -> RendezvousStoreInfo | None:
         """Publish MASTER_* or wait for them; return None if the round ended first."""
@@ -355,8 +391,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _run(self, decide: Decide, limit_seconds: float) -> State:
         return Operation(self._actor, decide, limit_seconds).run()
 
-    def _beat(self) -> None:
-        """Send one heartbeat; runs in the heartbeats' thread. Logs an outage at its two ends."""
+    def _beat(self) -> float:
+        """Send one heartbeat and return the pause before the next one.
+
+        Runs in the heartbeats' thread.
+        """
+        self._try_beat()
+        with self._actor.lock:
+            shared = self._actor.shared
+            listed = self._node in shared.state.last_heartbeats
+            now = self._actor.clock.monotonic()
+            return pause_seconds(self._settings, now, shared.beat_at, listed)
+
+    def _try_beat(self) -> None:
+        """Send one heartbeat. Logs an outage at its two ends."""
         failed_before = self._beat_failed
         self._beat_failed = True
         try:

@@ -37,25 +37,34 @@ class SharedState:
         self.memory = Memory()
         self.was_open = False
         """Set once the rendezvous has been seen open."""
+        self._asked: float | None = None
         self.beat_at = float("-inf")
         """Monotonic time of our last written heartbeat."""
 
     def read(self, cached: bool = False) -> State:
         """Return the latest state; with `cached`, one at most CACHED_SECONDS old."""
         if not cached or self._clock.monotonic() - self.memory.at > CACHED_SECONDS:
+            self._ask()
             self._take(self._backend.get_state())
         return self.state
 
     def write(self, state: State) -> bool:
         """Write the state if unchanged since our last read; in any case update our copy."""
         beats = state.last_heartbeats.get(self._node) != self.state.last_heartbeats.get(self._node)
-        began = self._clock.monotonic()
+        began = self._ask()
         answer = self._backend.set_state(wire.encode(state), self._token)
         self._take(answer[:2] if answer is not None else None)
         applied = answer is not None and answer[2]
         if applied and beats:
             self.beat_at = began
         return applied
+
+    def _ask(self) -> float:
+        """Return the time, and note it as that of the first request since the last answer."""
+        now = self._clock.monotonic()
+        if self._asked is None:
+            self._asked = now
+        return now
 
     def _take(self, found: tuple[bytes, Token] | None) -> None:
         if found is None:
@@ -66,7 +75,8 @@ class SharedState:
             self._next_round = max(self._next_round, state.round + 1)
         self.was_open |= not state.closed
         now = self._clock.monotonic()
-        self.memory = observe(self.memory, state, self._settings, now, self._clock.utc())
+        asked, self._asked = self._asked, None
+        self.memory = observe(self.memory, state, self._settings, now, self._clock.utc(), asked)
         gone = dead(self.memory, self._settings) - {self._node}
         for node in sorted(gone - self._gone, key=rank_order):
             log.info("%s: no heartbeat from %s; removing it", self._node, node)

@@ -74,7 +74,7 @@ def member_settings(parameters: RendezvousParameters) -> MemberSettings:
     nonce = secrets.token_hex(8)
     user, password = parameters.get("user"), _password(parameters)
     prefix = job_prefix(
-        str(parameters.get("namespace") or "default"),
+        _namespace(parameters),
         parameters.run_id,
         parameters.get_as_int("incarnation") or 0,
     )
@@ -100,6 +100,17 @@ def member_settings(parameters: RendezvousParameters) -> MemberSettings:
         password=password,
         bind_address=address if loopback else "::" if ":" in address else "0.0.0.0",
     )
+
+
+def _namespace(parameters: RendezvousParameters) -> str:
+    """Return the namespace, which must not contain the beginning of another run's id."""
+    namespace = str(parameters.get("namespace") or "default")
+    if "/" in namespace:
+        raise ValueError(
+            f"the rendezvous setting 'namespace' must not contain a slash: {echoed(namespace)}; "
+            "begin the run id with the part after it"
+        )
+    return namespace
 
 
 def _bounds(parameters: RendezvousParameters) -> RendezvousParams:

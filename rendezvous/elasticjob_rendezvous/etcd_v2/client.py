@@ -19,6 +19,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousUnsupportedError,
 )
+from elasticjob_rendezvous.dynamic.endpoint import is_ipv6
 from elasticjob_rendezvous.etcd.reachability import socket_path
 from elasticjob_rendezvous.protocol.text import echoed
 
@@ -161,9 +162,9 @@ class _SocketPool(urllib3.HTTPConnectionPool):
 
 
 def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
-    """Parse `host`, `host:port` or `[v6]:port`, or a comma-separated list; empty means localhost.
+    """Parse `host`, `host:port`, `[v6]:port` or `v6:port`, or a comma-separated list.
 
-    `unix:///path` gives the path and 0; it must be the only endpoint.
+    Empty means localhost. `unix:///path` gives the path and 0; it must be the only endpoint.
 
     Raises:
         ValueError: an endpoint is malformed; the message names it.
@@ -178,8 +179,10 @@ def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
 
 def _parse_endpoint(part: str) -> tuple[str, int]:
     host, colon, port = part, "", ""
-    if not part.endswith("]"):
-        host, colon, port = part.rpartition(":") if ":" in part else (part, "", "")
+    if not part.endswith("]") and ":" in part:
+        host, colon, port = part.rpartition(":")
+        if is_ipv6(part) and not is_ipv6(host.removeprefix("[").removesuffix("]")):
+            host, colon, port = part, "", ""
     host = host.removeprefix("[").removesuffix("]")
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ValueError(f"the rendezvous endpoint must be host[:port], not {echoed(part)}")

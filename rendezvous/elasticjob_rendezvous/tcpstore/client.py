@@ -283,7 +283,10 @@ class TCPStore:
         if self._closed:
             raise OSError("this client is closed")
         seconds = min(CONNECT_SECONDS, self._answer_seconds)
-        made = socket.create_connection((self.host, self.port), seconds)
+        try:
+            made = socket.create_connection((self.host, self.port), seconds)
+        except UnicodeError as error:  # an empty part, or one that is too long
+            raise OSError(f"{self.host!r} is not the name of a host: {error}") from error
         try:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(made)

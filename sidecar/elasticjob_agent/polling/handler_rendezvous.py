@@ -56,6 +56,11 @@ async def call_best_effort(
     """Make a blocking call; log its error instead of raising it."""
     try:
         await in_thread(call, seconds)
+    except TimeoutError as error:
+        log.warning(
+            "cannot send %s to the rendezvous: %s",
+            message, str(error) or f"its store did not answer within {seconds:g} s",
+        )  # fmt: skip
     except Exception as error:
         log.warning("cannot send %s to the rendezvous: %r", message, error)
 
@@ -134,6 +139,8 @@ class HandlerRendezvous:
         found: StoreProbe | None = getattr(handler, "store_probe", None)
         self._monitor = None if found is None else self._monitored(found)
         self._probing: asyncio.Future[Failed | None] | None = None
+        self.departed = False
+        """True if this node has tried to leave the rendezvous."""
         self.error: Exception | None = None
         """Exception that the handler raised instead of giving a place."""
 
@@ -245,6 +252,7 @@ class HandlerRendezvous:
                 state = self._state
                 name = state.terms.name if state.number else ""
                 await leave_round(self._handler, self._place, name, self._join)
+                self.departed = True
                 self._step(Departed())
             case _:
                 assert_never(order)

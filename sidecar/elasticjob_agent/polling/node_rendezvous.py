@@ -41,6 +41,9 @@ log = logging.getLogger("elasticjob.agent")
 
 POLL_SECONDS = 1.0
 SHUTDOWN_SECONDS = 15.0
+"""Maximum time to close the rendezvous for all at the job's end, or to leave it at other ends."""
+LEAVE_AGAIN_SECONDS = 4.5
+"""Maximum time of a second leave: the first one has waited for a store that does not answer."""
 
 
 class NodeJoiner:
@@ -157,14 +160,29 @@ class NodeRendezvous:
         Handlers like torch's close the rendezvous on `shutdown`, so otherwise call `leave` if
         present.
         """
-        handler, alone = self._handler, self._entered is not None and self._entered.alone
+        handler, entered = self._handler, self._entered
+        alone = entered is not None and entered.alone
         ended = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
+        leaves = not ended or alone
+        again = leaves and entered is not None and entered.departed
         let_go: Callable[[], Any] = (
-            handler.shutdown if ended and not alone else getattr(handler, "leave", handler.shutdown)
+            getattr(handler, "leave", handler.shutdown) if leaves else handler.shutdown
         )
-        for call in (let_go, getattr(handler, "close", None)):
+        seconds = LEAVE_AGAIN_SECONDS if again else SHUTDOWN_SECONDS
+        for call, limit in (
+            (let_go, seconds),
+            (getattr(handler, "close", None), SHUTDOWN_SECONDS),
+        ):
             try:
                 if call is not None:
-                    await in_thread(call, SHUTDOWN_SECONDS)
+                    await in_thread(call, limit)
+            except TimeoutError:
+                log.warning(
+                    "cannot leave the rendezvous: its store did not answer within %g s; %s",
+                    limit,
+                    "it lists this node until the others detect its loss"
+                    if leaves
+                    else "the rendezvous may still be open",
+                )
             except Exception as error:
                 log.warning("cannot leave the rendezvous: %r", error)

@@ -78,6 +78,10 @@ class Node:
         state = (self._handler._state_holder if theirs else self._handler._actor.shared).state
         return len(state.participants)
 
+    def hosts(self) -> list[str]:
+        """Return the addresses in the round of the last state that a member of ours read."""
+        return [node.host for node in self._handler._actor.shared.state.participants]
+
     def awaited_store(self) -> str:
         """Return the error of the torch agent's store for which the member waits, if any."""
         return str(self._handler._masters.silent)

@@ -157,9 +157,10 @@ def test_only_keys_of_workers_are_deleted() -> None:
     assert found[0] == b"state"
 
 
-def test_store_of_another_run_is_left_unchanged() -> None:
+@pytest.mark.parametrize("other", ["other", "run.1", "run.b", "run.1x/y", "run/1"])
+def test_store_of_another_run_is_left_unchanged(other: str) -> None:
     _, store = create_backend(parameters("127.0.0.1:0", is_host="true"))
-    store.set("torch.rendezvous.other", "its state")
+    store.set(f"torch.rendezvous.{other}", "its state")
     store.set("default_pg/0//cpu//0/1", "an address of whoever")
     with pytest.raises(RendezvousConnectionError, match="another run too"):
         emptied("run", "127.0.0.1", store.port)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
+    RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
 )
@@ -66,12 +69,58 @@ def test_keys_values_tokens_and_ttl_match_torch(server: EtcdServer) -> None:
     assert client.read(f"/torch/elastic/store/{key}").value == b64encode(b"value").decode()
 
 
+@pytest.mark.parametrize("run_id", ["exp#1", "exp?1", "a%41", "..", ".", "a/../b", "./a", "a/.."])
+def test_run_id_with_key_of_another_run_is_refused(server: EtcdServer, run_id: str) -> None:
+    params = parameters(server)
+    params.run_id = run_id
+    with pytest.raises(ValueError, match=r"run id must not contain .*; choose another run id"):
+        create_rdzv_handler(params)
+
+
+@pytest.mark.parametrize("run_id", ["exp/", "a//b", "my run", "a.b", "..a", "tab\tx", "ä+&;=:@"])
+def test_run_id_with_key_of_its_own_is_allowed(server: EtcdServer, run_id: str) -> None:
+    params = parameters(server)
+    params.run_id = run_id
+    backend, _ = create_backend(params)
+    written = backend.set_state(b"state")
+    assert written is not None
+    assert written[2]
+    assert backend.get_state() == written[:2]
+
+
 def test_deleted_state_is_not_overwritten_with_old_token(server: EtcdServer) -> None:
     backend, _ = create_backend(parameters(server))
     ours = backend.set_state(b"ours")
     assert ours is not None
     etcd.Client("127.0.0.1", server.port).delete("/torch/elastic/rendezvous/run")
     assert backend.set_state(b"more", ours[1]) is None
+
+
+def test_keys_of_run_with_expired_state_are_not_used(server: EtcdServer) -> None:
+    """The state expires two hours after the last heartbeat; the keys of rounds stay."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def rounds(count: int) -> list[RendezvousInfo]:
+            """Return two members' views of the last round of a run."""
+            made = [create_rdzv_handler(parameters(server)) for _ in range(2)]
+            for handler in made:
+                handler._settings = handler._actor.settings = replace(
+                    handler.settings, min_nodes=2, max_nodes=2
+                )
+            for _ in range(count):
+                infos = list(pool.map(lambda handler: handler.next_rendezvous(), made))
+            for handler in made:
+                handler.leave()
+            return infos
+
+        first = rounds(3)
+        first[0].store.set("key", b"old")
+        etcd.Client("127.0.0.1", server.port).delete("/torch/elastic/rendezvous/run")
+        second = rounds(1)
+        assert {info.round for info in first} == {2}
+        assert {info.round for info in second} == {3}
+        assert not second[0].store.check(["key"])
+        assert second[0].bootstrap_store_info == second[1].bootstrap_store_info
 
 
 def test_write_with_lost_answer_counts(server: EtcdServer) -> None:

@@ -272,3 +272,9 @@ class TestClient:
             with pytest.raises(StoreGone, match="not a TCPStore"):
                 TCPStore("127.0.0.1", other.getsockname()[1], timedelta())
             thread.join(60)
+
+
+@pytest.mark.parametrize("host", ["node..svc", "x" * 64 + ".svc"])
+def test_invalid_name_of_the_host_is_reported(host: str) -> None:
+    with pytest.raises(StoreGone, match="is not the name of a host"):
+        TCPStore(host, 29400, timedelta(seconds=0))

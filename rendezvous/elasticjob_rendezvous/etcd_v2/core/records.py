@@ -26,7 +26,17 @@ RUN_TTL_SECONDS = 7200
 DEFAULT_TIMEOUT_SECONDS = 600
 DEFAULT_LAST_CALL_SECONDS = 30
 FIRST_VERSION = "1"
-_UNSAFE = re.compile(r"[?#%]|[^\S ]")
+_UNSAFE = re.compile(r"[?#%]")
+_SPACES = re.compile(r"[^\S ]")
+
+
+def is_ambiguous(path: str) -> bool:
+    """Return True if etcd's v2 API would use another key for this path.
+
+    A URL loses the part after `?` or `#`, and `%41` is an `A`; etcd resolves `.` and `..`. It also
+    ignores empty segments: `exp/` and `exp` are the same.
+    """
+    return bool(_UNSAFE.search(path)) or not {".", ".."}.isdisjoint(path.split("/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +57,18 @@ class Paths:
         Raises ValueError for a name that cannot be part of a URL.
         """
         run_id = "" if run_id is None else str(run_id)
-        if not run_id or _UNSAFE.search(run_id):
-            raise ValueError(
-                "the run id must not be empty, nor contain ?#% or white space other than spaces: "
-                f"{echoed(run_id)}"
-            )
-        if _UNSAFE.search(prefix):
-            raise ValueError(
-                "the etcd prefix must not contain ?#% or white space other than spaces: "
-                f"{echoed(prefix)}"
-            )
+        if not run_id:
+            raise ValueError("the run id must not be empty")
+        for name, text, path in (
+            ("run id", run_id, f"run_{run_id}"),
+            ("etcd prefix", prefix, prefix),
+        ):
+            if is_ambiguous(path) or _SPACES.search(path):
+                raise ValueError(
+                    f"the {name} must not contain ?#%, white space other than spaces, nor . or .. "
+                    f"between slashes, which are lost in etcd's URLs; choose another one: "
+                    f"{echoed(text)}"
+                )
         inner = prefix.strip("/")
         return Paths(f"/{inner}/" if inner else "/", run_id)
 

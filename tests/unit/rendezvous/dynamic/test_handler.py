@@ -302,11 +302,13 @@ def test_live_master_that_publishes_nothing_is_named(gang) -> None:
 def test_invalid_master_address_is_refused(gang) -> None:
     g = gang()
     silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
-    g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
-    g.store.values["torch.rendezvous.run.0/MASTER_ADDR"] = b"node-0"
-    g.store.values["torch.rendezvous.run.0/MASTER_PORT"] = b"many"
+    g.state = State(round=1, participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
+    g.store.values["torch.rendezvous.run.1/MASTER_ADDR"] = b"node-0"
+    g.store.values["torch.rendezvous.run.1/MASTER_PORT"] = b"many"
+    handler = g.handler("node-1")
+    handler._actor.least_round = 1  # not a new node, which would not use these keys
     with pytest.raises(RendezvousStateError, match="invalid address or port"):
-        g.handler("node-1").next_rendezvous()
+        handler.next_rendezvous()
 
 
 def test_heartbeats_continue_between_rounds(gang) -> None:

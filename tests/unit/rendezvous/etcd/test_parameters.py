@@ -124,3 +124,8 @@ def test_settings_added_by_torchrun_are_known() -> None:
 def test_invalid_setting_is_named(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settings(**config)
+
+
+def test_namespace_with_a_slash_is_refused() -> None:
+    with pytest.raises(ValueError, match="'namespace' must not contain a slash: 'team/a'"):
+        settings(namespace="team/a")

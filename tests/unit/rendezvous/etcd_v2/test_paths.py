@@ -30,7 +30,17 @@ def test_prefix_has_its_slashes(prefix: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "run_id"), [("/p", ""), ("/p", "a?b"), ("/p", "a\tb"), ("/p", "50%"), ("/p#", "r")]
+    ("prefix", "run_id"),
+    [
+        ("/p", ""),
+        ("/p", "a?b"),
+        ("/p", "a\tb"),
+        ("/p", "50%"),
+        ("/p#", "r"),
+        ("/p", "a/../b"),
+        ("/p", "a/."),
+        ("/p/..", "r"),
+    ],
 )
 def test_names_changed_by_url_encoding_are_refused(prefix: str, run_id: str) -> None:
     with pytest.raises(ValueError, match=r"the (run id|etcd prefix) must not"):
@@ -44,3 +54,8 @@ def test_keep_alive_keys_are_distinguished_from_others() -> None:
     assert not is_keep_alive(paths.store("1") + "/rank_0")
     assert rank_of(paths.keep_alive("1", 10)) == 10
     assert rank_of(paths.active) is None
+
+
+@pytest.mark.parametrize("run_id", ["exp/", "a//b", "my run", "a.b", "..a", ".."])
+def test_names_kept_by_etcd_are_allowed(run_id: str) -> None:
+    assert Paths.of("/p", run_id).run == f"/p/run_{run_id}/"
