@@ -176,10 +176,12 @@ class Replication:
         self._sender.start()
 
     def send_step(self, part: Part, body: Body) -> None:
-        """Copy this rank's own part of a step in the background, outside the generations."""
-        kept = Body(body.head_bytes, [memoryview(b"".join(body.views))])
+        """Copy this rank's own part of a step in the background, outside the generations.
+
+        The content of `body` does not change.
+        """
         for each in self._step_senders:
-            each.offer(part, kept)
+            each.offer(part, body)
 
     def flush_steps(self, seconds: float) -> None:
         """Wait up to `seconds` until the part of the last step is sent."""
