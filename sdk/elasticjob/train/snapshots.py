@@ -443,6 +443,8 @@ class Snapshots:
                 f"{step}: continue at the step that restore() returned, and count over all epochs"
             )
         self._pace.entered(step)
+        if self._replication is not None:
+            self._replication.saves(step)
         # A planned stop comes after a step of the optimizers: see `StopCopy.hold`.
         ends_step = self._stop is None or not self._stop.repeats(step)
         can_stop = ends_step and not store
