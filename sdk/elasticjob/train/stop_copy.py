@@ -93,6 +93,7 @@ class StopCopy:
         self._called = layout.NO_STEP, 0  # step of the last `save`, and `_stepped` then
         self._stepped = 0  # how often an optimizer has begun a step
         self._since = layout.NO_STEP, Gradients(())  # step whose state is held, or was restored
+        self._has_repeated = False  # a step in two calls of `save`
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._sources: Sources | None = None
@@ -159,8 +160,7 @@ class StopCopy:
         self._switch(is_on)
 
     def _begin(self, step: int) -> None:
-        """Keep the state of a step until an optimizer steps, or nothing has been added to the
-        gradients."""
+        """Keep the state of a step until an optimizer steps, or nothing is added to gradients."""
         self._since = step, Gradients(self._parameters())
 
     def _parameters(self) -> Iterable[torch.Tensor]:
@@ -226,10 +226,11 @@ class StopCopy:
         """
         self._held_steps += 1
         step = part.version.step
-        if self._stays(step):
+        is_end = bool(self._releases) or step != self._since[0]
+        if not is_end and self._stays():
+            self._has_repeated = True
             self._spent += time.perf_counter() - began
             return self._held
-        is_end = bool(self._releases) or step != self._since[0]
         self._skips, self._releases = self._releases > len(self._optimizers.all), 0
         if self._last is not None and step > self._last[0]:
             self._steps.append((began - self._last[1]) / (step - self._last[0]))
@@ -249,7 +250,9 @@ class StopCopy:
         except (NotHeld, RuntimeError, TypeError, OSError) as error:  # also one that has itself
             self._refused = getattr(error, "loss", Loss.UNSUPPORTED_STATE)
             self._policy.is_refused = True
-        self._begin(step)
+        self._has_repeated = self._has_repeated or not is_end
+        # Most scripts repeat no step: all gradients count as new at the first one.
+        self._since = step, Gradients(self._parameters() if self._has_repeated else ())
         self._record(self._refused or Loss.WORKERS_ENDED)
         self._policy.took(self._spent + time.perf_counter() - began)
         self._spent = 0.0
@@ -260,13 +263,11 @@ class StopCopy:
                 self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
         return None
 
-    def _stays(self, step: int) -> bool:
+    def _stays(self) -> bool:
         """Return True if the state of this step that is held, or was restored, stays."""
-        since, gradients = self._since
-        if self._releases or step != since or not gradients.have_grown(self._parameters()):
-            return False
         held = self._held
-        return held is None or not held.marks.have_changed()
+        has_grown = self._since[1].have_grown(self._parameters())
+        return has_grown and (held is None or not held.marks.have_changed())
 
     def _kept(self, part: Part, keep: Version, state: Any, own: tuple[int, Any] | None) -> Held:
         body = None

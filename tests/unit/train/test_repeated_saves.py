@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from elasticjob.train.agreement import Part, Version, part_at_stop
 from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.held_state import Gradients
 from elasticjob.train.part_files import Body, read
+from elasticjob.train.replicas import State
+from elasticjob.train.replication import Replication
 from elasticjob.train.stop_copy import StopCopy
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
@@ -166,6 +169,7 @@ def test_newer_state_replaces_one_without_gradients_since(
     """Such as with the schedule that an evaluation has changed."""
     worker = Position()
     worker.step(1)
+    worker.save(1)
     worker.step(2)
     for _ in range(3):
         work(worker.training)
@@ -183,6 +187,7 @@ def test_state_and_own_state_are_of_the_same_call(
     worker = Position()
     worker.own = (lambda position: {"position": position},)
     worker.step(1)
+    worker.save(1)
     worker.step(2)
     for _ in range(count):
         work(worker.training)
@@ -193,7 +198,7 @@ def test_state_and_own_state_are_of_the_same_call(
     found = restored()
     assert found.step == 2
     assert found.rank_state == {"position": found.state["position"]}
-    assert found.state["position"] == (2 if work is plain else 2 + count)
+    assert found.state["position"] == (3 if work is plain else 3 + count)
 
 
 def test_copies_of_an_own_state_on_other_nodes_are_of_the_last_call(tmp_path: Path) -> None:
@@ -330,6 +335,29 @@ def test_duration_of_a_step_includes_all_of_its_calls(
     assert list(worker.stop._steps) == [40.0, 40.0]
 
 
+def test_gradients_since_the_ranks_have_agreed_to_hold_are_in_no_state(memory: Path) -> None:
+    worker = Position(every_steps=2)
+    worker.step(1)
+    worker.stop.agreed(False)
+    worker.step(2)  # a regular snapshot, at which they agree again
+    assert worker.stop.is_on
+    plain(worker.training)
+    worker.save(2)
+    assert worker.stop._held is None
+    worker.step(3)
+    assert worker.stop._held is not None
+
+
+def test_copies_on_other_nodes_are_told_of_each_step(memory: Path) -> None:
+    worker, told = Position(), []
+    copies = SimpleNamespace(saves=told.append, state=State.IDLE)
+    worker.snapshots._replication = cast("Replication", copies)
+    for step in (1, 2, 2):
+        worker.step(step)
+    worker.snapshots._replication = None
+    assert told == [1, 2, 2]
+
+
 def test_steps_count_in_a_fork(memory: Path) -> None:
     """Such as a rank that is a fork of the process that has restored."""
     worker = Position()
@@ -346,6 +374,22 @@ def test_steps_count_in_a_fork(memory: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert os.read(reader, 10) == b"false"
     assert worker.stop.repeats(1)
+
+
+def test_first_repeated_step_keeps_its_state_unless_there_are_no_gradients(memory: Path) -> None:
+    """Their marks cost time in each step, which a script that repeats none does not take."""
+    worker = Position()
+    expected = worker.step(1)
+    worker.save(1)
+    assert ask(memory)
+    assert_same(expected, restored().state)
+    worker.snapshots.close()
+    again = Position()
+    again.step(2)
+    again.training.optimizer.zero_grad()
+    expected = again.save(2)
+    assert ask(memory)
+    assert_same(expected, restored().state)
 
 
 def test_gradients_are_found_by_identity_and_number_of_changes() -> None:
