@@ -349,7 +349,8 @@ def test_gradients_since_the_ranks_have_agreed_to_hold_are_in_no_state(memory: P
 
 
 def test_copies_on_other_nodes_are_told_of_each_step(memory: Path) -> None:
-    worker, told = Position(), []
+    worker = Position()
+    told: list[int] = []
     copies = SimpleNamespace(saves=told.append, state=State.IDLE)
     worker.snapshots._replication = cast("Replication", copies)
     for step in (1, 2, 2):
