@@ -32,8 +32,6 @@ from elasticjob.train.part_files import Body, StateChanged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch
-
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
     from elasticjob.train.overlap import Optimizers, Overlap
@@ -163,7 +161,7 @@ class StopCopy:
         """Keep the state of a step until an optimizer steps, or nothing is added to gradients."""
         self._since = step, Gradients(self._parameters())
 
-    def _parameters(self) -> Iterable[torch.Tensor]:
+    def _parameters(self) -> Iterable[Any]:
         groups = (group for each in self._optimizers.all for group in each.param_groups)
         return (each for group in groups for each in group["params"])
 
