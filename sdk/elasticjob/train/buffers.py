@@ -145,15 +145,24 @@ class MemoryBuffers:
     def commit_own(self, part: Part, body: Body) -> None:
         """Write the own part of this rank of a step, beside that of the step before.
 
-        Raises OSError. Ranks may be a step apart, so a stop may need either of the two.
+        Raises OSError. Ranks may be a step apart, so a stop may need either of the two. A further
+        part of the same step replaces that, not the one of the step before.
         """
-        self._replace(f"{_OWN}{self._local_rank}", part, body)
+        self._replace(f"{_OWN}{self._local_rank}", part, body, in_place=True)
 
     def _replace(
-        self, name: str, part: Part, body: Body, ahead: tuple[Part, int, int] | None = None
+        self,
+        name: str,
+        part: Part,
+        body: Body,
+        ahead: tuple[Part, int, int] | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         holds = self._buffers(name)
         index = buffer_to_overwrite(holds, self._last.get(name))
+        if in_place and part in holds:
+            index = holds.index(part)
         self._make_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
         self._damaged.pop(self._path(name, index), None)

@@ -10,17 +10,19 @@ import collections
 import ctypes
 import operator
 import random
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.layout import Loss
 from elasticjob.train.codec import has_memory, with_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
 
     from elasticjob.train.agreement import Part, Version
+    from elasticjob.train.part_files import Body
 
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""
@@ -55,6 +57,7 @@ class Held(NamedTuple):
         keep: newest version of all ranks, which a copy does not overwrite.
         size: bytes of its tensors.
         marks: of what only the optimizers change, to find any other change.
+        own: own state of this rank, from the same call of `save`; None without one.
     """
 
     part: Part
@@ -62,6 +65,7 @@ class Held(NamedTuple):
     state: Any
     size: int
     marks: Marks
+    own: Body | None = None
 
 
 class Copies:
@@ -248,6 +252,39 @@ class Marks(NamedTuple):
         except (NotHeld, RuntimeError):
             return True
         return versions != self.versions or found != self.samples
+
+
+class Gradients:
+    """Gradients of parameters at one moment: which there are, and how often each was changed.
+
+    A backward changes them in place, or makes new ones. They are not kept alive.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        found = _gradients(parameters)
+        self._references = list(map(weakref.ref, found))
+        self._versions = _changes(found)
+
+    def have_grown(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return True if there is a gradient now that was not there with its present value."""
+        there = {id(each()): n for each, n in zip(self._references, self._versions)}
+        found = _gradients(parameters)
+        return any(there.get(id(each)) != n for each, n in zip(found, _changes(found)))
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [grad for each in parameters if (grad := each.grad) is not None]
+
+
+_version = operator.attrgetter("_version")
+
+
+def _changes(tensors: list[torch.Tensor]) -> list[int]:
+    """Return how often each tensor was changed; 0 if some are of the inference mode."""
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:
+        return [0] * len(tensors)
 
 
 def _changed_by(

@@ -4,7 +4,8 @@
 in the node's memory has the last step of local rank N, its next regular snapshot, the reason for
 which that step would be lost, the newest snapshot in storage, and the rate of the faults. It
 outlives the worker, so that the next round knows the lost steps, and whether the snapshots in
-memory are older than those in storage.
+memory are older than those in storage. The launcher's request for a copy at a stop comes over a
+socket.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import json
 import math
 import mmap
 import os
+import socket
 import struct
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from elasticjob import layout, train
 from elasticjob.train.interval import Losses
+from elasticjob.train.part_files import opened
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
@@ -41,6 +45,19 @@ _LOSSES_AT = _BYTES + _LAST.size
 _FILE_BYTES = _LOSSES_AT + _LOSSES.size
 _MOST = 1e12
 """Bound of these numbers: a torn record may have any."""
+SOCKET = "asked-"
+"""Prefix of the name of the socket, before the local rank."""
+ANSWER = struct.Struct("<4sI")
+"""Answer to the launcher: `MAGIC`, and the maximum duration of the copy in milliseconds."""
+MAGIC = b"EJSC"
+REQUEST = struct.Struct("<4sBI")
+"""Request of the launcher: `MAGIC`, `AT_ONCE` or a kind with the end of the step, and the time in
+milliseconds until it stops this worker in any case."""
+AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
+"""Kinds of requests: copy now; copy after the next `save`; only wait for that."""
+REQUEST_SECONDS = 1.0
+"""Maximum wait for the request, which older launchers do not send: they wait twice as long for the
+answer. A launcher that sends one may have no processor between its connection and the request."""
 _NEVER = layout.NO_STEP
 _MODE = 0o600
 
@@ -146,6 +163,12 @@ class Reached(NamedTuple):
 
     step: int = _NEVER
     step_ns: int = 0
+
+
+class Answers(Protocol):
+    """Object that answers the launcher's requests."""
+
+    def answer(self, link: socket.socket) -> None: ...
 
 
 class Ended(NamedTuple):
@@ -302,3 +325,55 @@ def ended_with_error() -> bool:
     if kind is None:
         return False
     return not (issubclass(kind, SystemExit) and not getattr(value, "code", 1))
+
+
+def request_listener(folder: Path, local_rank: int) -> socket.socket:
+    """Return a socket in the folder of snapshots for the launcher's requests. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # By its descriptor: the length of a socket's path is limited.
+        with opened(folder, os.O_PATH | os.O_DIRECTORY) as held:
+            path = f"/proc/self/fd/{held}/{SOCKET}{local_rank}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
+            listener.bind(path)
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def requested(link: socket.socket) -> tuple[int, float]:
+    """Return the kind of the request, and the time in seconds until the worker is stopped."""
+    link.settimeout(REQUEST_SECONDS)
+    data = b""
+    with contextlib.suppress(OSError):
+        data = link.recv(REQUEST.size)
+    link.settimeout(None)
+    if len(data) == REQUEST.size:
+        magic, kind, milliseconds = REQUEST.unpack(data)
+        if magic == MAGIC and kind in (COPY_AFTER_STEP, END_STEP):
+            return kind, milliseconds / 1000
+    return AT_ONCE, 0.0
+
+
+def answer_requests(listener: socket.socket, owner: weakref.ReferenceType[Answers]) -> None:
+    """Copy the state of `owner` for each connection, until the socket is closed."""
+    while True:
+        try:
+            link, _ = listener.accept()
+        except OSError:
+            return
+        with link, contextlib.suppress(OSError):
+            found = owner()
+            if found is not None:
+                found.answer(link)
+            del found
+
+
+def end_requests(listener: socket.socket, pid: int) -> None:
+    if pid == os.getpid():
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+    listener.close()

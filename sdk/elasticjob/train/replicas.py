@@ -206,9 +206,12 @@ def replica_to_overwrite(held: Sequence[Part | None], keep: Version | None) -> i
 def step_to_overwrite(held: Sequence[Part | None], part: Part) -> int | None:
     """Return the index of the buffer for a rank's own part of a step; None for a delayed one.
 
-    It is an empty one, else that of the step before the last one. Those of an earlier gang go
-    first, also where that gang was further: the ranks have gone back to an older step.
+    It is that of the same part, an empty one, else that of the step before the last one. Those of
+    an earlier gang go first, also where that gang was further: the ranks have gone back to an older
+    step.
     """
+    if part in held:
+        return held.index(part)
     for index, each in enumerate(held):
         if each is None:
             return index

@@ -26,6 +26,7 @@ from elasticjob.train.links import (
     END_SECONDS,
     MAX_CONNECTIONS,
     CommittedPart,
+    CopyRefused,
     PeerError,
     Receiver,
     StepSender,
@@ -97,6 +98,8 @@ class Replication:
         self._state = State.IDLE
         self._sender: threading.Thread | None = None
         self._is_logged = self._has_dropped = False
+        self._refused: CopyRefused | None = None  # not logged yet
+        self._step, self._later = layout.NO_STEP, 0  # of this rank; number of those after it
         self.generations = Generations()
         self._listener = _listener()
         answers = _exchanged(gang, folder, self._listener)
@@ -175,11 +178,26 @@ class Replication:
         )
         self._sender.start()
 
+    def saves(self, step: int) -> None:
+        """Log a refused copy at the second step after it: its peer has not ended its training.
+
+        At the end of a training that peer may be ahead by one step, and refuse copies of ranks that
+        have not called `close` yet.
+        """
+        if step == self._step:
+            return
+        self._step, self._later = step, self._later + 1
+        if self._refused is not None and self._later > 1:
+            refused, self._refused = self._refused, None
+            self._warn(refused)
+
     def send_step(self, part: Part, body: Body) -> None:
-        """Copy this rank's own part of a step in the background, outside the generations."""
-        kept = Body(body.head_bytes, [memoryview(b"".join(body.views))])
+        """Copy this rank's own part of a step in the background, outside the generations.
+
+        The content of `body` does not change.
+        """
         for each in self._step_senders:
-            each.offer(part, kept)
+            each.offer(part, body)
 
     def flush_steps(self, seconds: float) -> None:
         """Wait up to `seconds` until the part of the last step is sent."""
@@ -216,17 +234,24 @@ class Replication:
             state = State.DONE
         except CorruptSnapshot as error:  # a newer snapshot has taken its place
             log.debug("cannot copy a snapshot to other nodes: %s", error)
+        except CopyRefused as error:
+            if self._refused is not None:  # the ranks have begun another generation since
+                self._warn(error)
+            self._later, self._refused = 0, error
         except OSError as error:
-            if not self._is_logged:
-                self._is_logged = True
-                log.warning(
-                    "cannot copy a snapshot to another node: %s. The state of rank %d is lost if "
-                    "its node is; training goes on",
-                    error,
-                    self._rank,
-                )
+            self._warn(error)
         finally:
             self._state = state
+
+    def _warn(self, error: OSError) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            log.warning(
+                "cannot copy a snapshot to another node: %s. The state of rank %d is lost if its "
+                "node is; training goes on",
+                error,
+                self._rank,
+            )
 
     def _own_files(self) -> list[Path]:
         return [*self._folder.glob("shared.*"), *self._folder.glob(f"rank-{self._local_rank}.*")]
@@ -257,7 +282,8 @@ class Replication:
                 send(self._addresses[rank], self._key, part, body, keep, self._rate)
             except OSError as error:
                 reason = str(error) or type(error).__name__
-                raise PeerError(f"rank {rank}: {reason}") from error
+                kind = CopyRefused if isinstance(error, CopyRefused) else PeerError
+                raise kind(f"rank {rank}: {reason}") from error
 
 
 def domains(places: Sequence[tuple[str, str]]) -> list[str]:

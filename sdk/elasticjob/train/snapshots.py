@@ -443,9 +443,16 @@ class Snapshots:
                 f"{step}: continue at the step that restore() returned, and count over all epochs"
             )
         self._pace.entered(step)
-        unasked = not store and self._store.is_shared and train.link().stops_unasked()
+        if self._replication is not None:
+            self._replication.saves(step)
+        # A planned stop comes after a step of the optimizers: see `StopCopy.hold`.
+        ends_step = self._stop is None or not self._stop.repeats(step)
+        can_stop = ends_step and not store
+        unasked = can_stop and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
-        keeps = not store and self._keeps and train.link().stops_unasked(in_memory=True)
+        keeps = (
+            can_stop and not unasked and self._keeps and train.link().stops_unasked(in_memory=True)
+        )
         is_early = (unasked or keeps) and step < self._next_step
         interval = self._interval if is_early else None
         is_due = store or keeps or step >= self._next_step
@@ -601,7 +608,7 @@ class Snapshots:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
             told = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
-            self._agreed_to_hold(stop, all(each[0] for each in told))
+            self._agreed_to_hold(stop, step, all(each[0] for each in told))
         if not stop.is_on:
             return state, rank_state
         began = time.perf_counter()
@@ -616,12 +623,14 @@ class Snapshots:
         part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
-        stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
-        return state, rank_state
+        earlier = stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
+        if earlier is None or not is_due:
+            return state, rank_state
+        return earlier.state, None if earlier.own is None else decode(earlier.own)
 
-    def _agreed_to_hold(self, stop: StopCopy, is_on: bool) -> None:
+    def _agreed_to_hold(self, stop: StopCopy, step: int, is_on: bool) -> None:
         """Hold until the next regular snapshot, or not, as all ranks do: then they may be asked."""
-        stop.agreed(is_on)
+        stop.agreed(is_on, step)
         self._keeps = self._keeps or (self._can_keep and not is_on)
 
     def _rename(
@@ -714,7 +723,7 @@ class Snapshots:
         if not self._keeps:  # another restore of this process may have offered it
             train.link().keeps_no_more()
         if self._stop is not None:
-            self._stop.start(is_held, obstacle)
+            self._stop.start(step, is_held, obstacle)
         reached = [Reached(each.reached_step, each.step_ns) for each in begins]
         losses = agreed_losses(
             [(each.reached_step, Losses(each.faults, each.seconds, each.cost)) for each in begins],
@@ -882,7 +891,7 @@ class Snapshots:
             is_busy = any(each.is_busy for each in proposals)
             store_due = (store_due or proposals[0].is_time) and not is_busy
             if stop is not None:
-                self._agreed_to_hold(stop, all(each.holds for each in proposals))
+                self._agreed_to_hold(stop, step, all(each.holds for each in proposals))
             if replication is not None:
                 begins = replication.exchanged([State(each.copies) for each in proposals])
                 self._report.change(replicated=replication.replicated_step)

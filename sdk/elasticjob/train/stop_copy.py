@@ -11,27 +11,26 @@ each step, there and on other nodes. See 0087, 0091 and 0101 in docs/decisions.
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 import os
 import socket
 import statistics
-import struct
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from elasticjob import train
+from elasticjob import layout, train
 from elasticjob.layout import Loss
+from elasticjob.train import job
 from elasticjob.train.buffers import OWN_BYTES
 from elasticjob.train.codec import encode
-from elasticjob.train.held_state import Copies, Held, NotHeld, Sources
+from elasticjob.train.held_state import Copies, Gradients, Held, NotHeld, Sources
 from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
-from elasticjob.train.part_files import StateChanged, opened
+from elasticjob.train.part_files import Body, StateChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
@@ -40,19 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("elasticjob.train")
 
-SOCKET = "asked-"
-"""Prefix of the name of the socket, before the local rank."""
-ANSWER = struct.Struct("<4sI")
-"""Answer to the launcher: `MAGIC`, and the maximum duration of the copy in milliseconds."""
-MAGIC = b"EJSC"
-REQUEST = struct.Struct("<4sBI")
-"""Request of the launcher: `MAGIC`, `AT_ONCE` or a kind with the end of the step, and the time in
-milliseconds until it stops this worker in any case."""
-AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
-"""Kinds of requests: copy now; copy after the next `save`; only wait for that."""
-REQUEST_SECONDS = 1.0
-"""Maximum wait for the request, which older launchers do not send: they wait twice as long for the
-answer. A launcher that sends one may have no processor between its connection and the request."""
 COPY_SECONDS = 10.0
 """Maximum duration of a copy, for which the launcher waits."""
 LONG_STEP_SECONDS = 0.2
@@ -102,6 +88,10 @@ class StopCopy:
         """Reason for which this rank does not hold; unknown if another one does not."""
         self._folder = memory.folder  # also while the memory is full
         self._releases, self._skips = 0, False  # since the last `save`; True if it left out steps
+        self._called = layout.NO_STEP, 0  # step of the last `save`, and `_stepped` then
+        self._stepped = 0  # how often an optimizer has begun a step
+        self._since = layout.NO_STEP, Gradients(())  # step whose state is held, or was restored
+        self._has_repeated = False  # a step in two calls of `save`
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._sources: Sources | None = None
@@ -113,7 +103,8 @@ class StopCopy:
         self._between: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._released_at: float | None = None
         self._last: tuple[int, float] | None = None
-        self._saved_step = -1  # of the last call of `save` that has held its state, or failed to
+        self._spent = 0.0  # in further calls with the same step
+        self._ends = 0  # number of steps whose state was held, or could not be
         self._rates: collections.deque[float] = collections.deque(maxlen=MEASURED)
         self._is_stopping = False
         """True while the end of the step is waited for: `save` then does not return."""
@@ -134,15 +125,16 @@ class StopCopy:
         on_cpu = all(tensor.device.type == "cpu" for group in groups for tensor in group["params"])
         return Loss.UNKNOWN if on_cpu else Loss.ON_DEVICE
 
-    def start(self, is_on: bool, obstacle: Loss = Loss.UNKNOWN) -> None:
+    def start(self, step: int, is_on: bool, obstacle: Loss = Loss.UNKNOWN) -> None:
         """Begin after a restore; `is_on` if the ranks hold, and an obstacle if this one cannot."""
         self.release()
+        self._begin(step)
         self._refused, self._releases, self._skips = obstacle, 0, False
         self._switch(is_on)
         self._sources = None  # the state may be another one
         self._policy.start()
-        self._held_steps = 0
-        self._saved_step = -1
+        self._held_steps, self._spent = 0, 0.0
+        self._called = step, self._stepped
         self._steps.clear()
         self._between.clear()
         self._last = self._released_at = None
@@ -156,13 +148,30 @@ class StopCopy:
         self._refused = self.obstacle or found
         return not self._refused
 
-    def agreed(self, is_on: bool) -> None:
-        """Hold until the next regular snapshot, or not, as all ranks do."""
+    def agreed(self, is_on: bool, step: int = layout.NO_STEP) -> None:
+        """Hold until the next regular snapshot, which is of this step, or not, as all ranks do."""
         if self.is_on and not is_on:
             self.release()
         if is_on and not self.is_on:
-            self._held_steps = 0
+            self._held_steps, self._releases = 0, 0
+            self._begin(step)
         self._switch(is_on)
+
+    def _begin(self, step: int) -> None:
+        """Keep the state of a step until an optimizer steps, or nothing is added to gradients."""
+        self._since = step, Gradients(self._parameters())
+
+    def _parameters(self) -> Iterable[Any]:
+        groups = (group for each in self._optimizers.all for group in each.param_groups)
+        return (each for group in groups for each in group["params"])
+
+    def repeats(self, step: int) -> bool:
+        """Return True if no optimizer has begun a step since the last `save`, which had this one.
+
+        Called once in each `save`.
+        """
+        former, self._called = self._called, (step, self._stepped)
+        return former == self._called
 
     def _switch(self, is_on: bool) -> None:
         """Hold or not; a stop then waits for no further state."""
@@ -197,11 +206,15 @@ class StopCopy:
         own: tuple[int, Any] | None = None,
         *,
         is_taken: bool = False,
-    ) -> None:
+    ) -> Held | None:
         """Keep the state until the next step of an optimizer.
 
         The own state of this rank is committed at once: if the rank is killed, the others copy the
         shared part of the same step.
+
+        The state of an earlier call with this step stays if a backward has added to the gradients
+        since: they are in no state, and the position in the data is behind samples without effect.
+        It is then the result, if it is held.
 
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
@@ -210,11 +223,17 @@ class StopCopy:
                 then kept only to detect the end of a step that a planned stop waits for.
         """
         self._held_steps += 1
+        step = part.version.step
+        is_end = bool(self._releases) or step != self._since[0]
+        if not is_end and self._stays():
+            self._has_repeated = True
+            self._spent += time.perf_counter() - began
+            return self._held
         self._skips, self._releases = self._releases > len(self._optimizers.all), 0
-        if self._last is not None and part.version.step > self._last[0]:
-            steps, seconds = part.version.step - self._last[0], began - self._last[1]
-            self._steps.append(seconds / steps)
-        self._last = part.version.step, began
+        if self._last is not None and step > self._last[0]:
+            self._steps.append((began - self._last[1]) / (step - self._last[0]))
+        if is_end or self._last is None:
+            self._last = step, began
         if self._released_at is not None:
             self._between.append(began - self._released_at)
         self._released_at = None
@@ -229,17 +248,29 @@ class StopCopy:
         except (NotHeld, RuntimeError, TypeError, OSError) as error:  # also one that has itself
             self._refused = getattr(error, "loss", Loss.UNSUPPORTED_STATE)
             self._policy.is_refused = True
+        self._has_repeated = self._has_repeated or not is_end
+        # Most scripts repeat no step: all gradients count as new at the first one.
+        self._since = step, Gradients(self._parameters() if self._has_repeated else ())
         self._record(self._refused or Loss.WORKERS_ENDED)
-        self._policy.took(time.perf_counter() - began)
+        self._policy.took(self._spent + time.perf_counter() - began)
+        self._spent = 0.0
         with self._changed:
-            self._held, self._saved_step = held, part.version.step
+            self._held, self._ends = held, self._ends + is_end
             self._changed.notify_all()
-            if self._is_stopping and self._pid == os.getpid():
+            if self._is_stopping and is_end and self._pid == os.getpid():
                 self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
+        return None
+
+    def _stays(self) -> bool:
+        """Return True if the state of this step that is held, or was restored, stays."""
+        held = self._held
+        has_grown = self._since[1].have_grown(self._parameters())
+        return has_grown and (held is None or not held.marks.have_changed())
 
     def _kept(self, part: Part, keep: Version, state: Any, own: tuple[int, Any] | None) -> Held:
+        body = None
         if own is not None:  # before the shared part is held: see `has_own_parts`
-            self._commit_own(part._replace(rank=own[0]), own[1])
+            body = self._commit_own(part._replace(rank=own[0]), own[1])
         optimizers = self._optimizers.all
         if self._sources is None or not self._sources.are_those_of(optimizers):
             self._sources = None
@@ -249,15 +280,17 @@ class StopCopy:
         if not copies.size:  # as on ranks that leave the state to rank 0
             raise NotHeld(Loss.NO_TENSORS)
         self._size = copies.size
-        return Held(part, keep, values, copies.size, marks)
+        return Held(part, keep, values, copies.size, marks, body)
 
-    def _commit_own(self, part: Part, own: Any) -> None:
+    def _commit_own(self, part: Part, own: Any) -> Body:
         body, buffers = encode(own), self._memory.buffers
         if buffers is None or body.size > OWN_BYTES:
             raise NotHeld(Loss.RANK_STATE_TOO_LARGE if buffers else Loss.NO_MEMORY)
+        body = Body(body.head_bytes, [memoryview(b"".join(body.views))])
         buffers.commit_own(part, body)
         if self.replication is not None:
             self.replication.send_step(part, body)
+        return body
 
     def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
         """Hold the state of this step as another part, after an older version than the last one.
@@ -282,11 +315,12 @@ class StopCopy:
 
     def release(self) -> None:
         """Give up the state, before it changes; wait for a copy of it."""
+        self._releases += 1
+        self._stepped += 1
         if self._pid != os.getpid():  # in a fork the lock may stay held
             return
         if self._released_at is None:
             self._released_at = time.perf_counter()
-        self._releases += 1
         skips = self._skips or self._releases > len(self._optimizers.all)
         with self._changed:
             self._held = None
@@ -350,16 +384,16 @@ class StopCopy:
 
     def answer(self, link: socket.socket) -> None:
         """Copy the state for the launcher, which closes its side when it waits no longer."""
-        kind, most = _requested(link)
+        kind, most = job.requested(link)
         seconds = self._limit_seconds()
-        left = self._left_of_step(most) if seconds and kind != AT_ONCE else 0.0
+        left = self._left_of_step(most) if seconds and kind != job.AT_ONCE else 0.0
         try:
-            if seconds and (kind != END_STEP or left):
-                link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
+            if seconds and (kind != job.END_STEP or left):
+                link.sendall(job.ANSWER.pack(job.MAGIC, int(seconds * 1000)))
                 is_finished = bool(left) and self._finish_step(left)
-                if kind != END_STEP:
+                if kind != job.END_STEP:
                     self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
-            if kind != AT_ONCE and (replication := self.replication) is not None:
+            if kind != job.AT_ONCE and (replication := self.replication) is not None:
                 replication.flush_steps(FLUSH_SECONDS)  # this node may leave
         finally:
             with self._changed:
@@ -389,9 +423,9 @@ class StopCopy:
         Returns True if the step has ended; not if the ranks hold no more, or the time is over.
         """
         with self._changed:
-            step, self._is_stopping = self._saved_step, True
-            self._changed.wait_for(lambda: self._saved_step > step or not self.is_on, seconds)
-            return self._saved_step > step
+            ends, self._is_stopping = self._ends, True
+            self._changed.wait_for(lambda: self._ends > ends or not self.is_on, seconds)
+            return self._ends > ends
 
     def _patience(self) -> float:
         """Return the maximum wait for the end of a step whose optimizers are at work.
@@ -434,26 +468,18 @@ class StopCopy:
         folder = self._folder
         if folder is None:
             return
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # By its descriptor: the length of a socket's path is limited.
-            with opened(folder, os.O_PATH | os.O_DIRECTORY) as held:
-                path = f"/proc/self/fd/{held}/{SOCKET}{self._local_rank}"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # noqa: PTH108
-                listener.bind(path)
-            listener.listen(1)
+            listener = job.request_listener(folder, self._local_rank)
         except OSError as error:
-            listener.close()
             log.warning("a stop of this worker takes no snapshot: %s: %s", folder, error.strerror)
             return
         threading.Thread(
-            target=_serve,
+            target=job.answer_requests,
             args=(listener, weakref.ref(self)),
             name="elasticjob-stop-copy",
             daemon=True,
         ).start()
-        self._listener = weakref.finalize(self, _close, listener, os.getpid())
+        self._listener = weakref.finalize(self, job.end_requests, listener, os.getpid())
         self._listener.atexit = False
 
     def close(self) -> None:
@@ -463,38 +489,3 @@ class StopCopy:
         if self._listener is not None:
             self._listener()
         self._pid = 0
-
-
-def _requested(link: socket.socket) -> tuple[int, float]:
-    """Return the kind of the request, and the time in seconds until the worker is stopped."""
-    link.settimeout(REQUEST_SECONDS)
-    data = b""
-    with contextlib.suppress(OSError):
-        data = link.recv(REQUEST.size)
-    link.settimeout(None)
-    if len(data) == REQUEST.size:
-        magic, kind, milliseconds = REQUEST.unpack(data)
-        if magic == MAGIC and kind in (COPY_AFTER_STEP, END_STEP):
-            return kind, milliseconds / 1000
-    return AT_ONCE, 0.0
-
-
-def _serve(listener: socket.socket, owner: weakref.ReferenceType[StopCopy]) -> None:
-    """Copy the state of `owner` for each connection, until the socket is closed."""
-    while True:
-        try:
-            link, _ = listener.accept()
-        except OSError:
-            return
-        with link, contextlib.suppress(OSError):
-            found = owner()
-            if found is not None:
-                found.answer(link)
-            del found
-
-
-def _close(listener: socket.socket, pid: int) -> None:
-    if pid == os.getpid():
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
-    listener.close()

@@ -400,6 +400,65 @@ def test_copy_without_room_is_refused_and_logged_once(
     assert caplog.text.count("cannot hold a copy of rank 1: No space left") == 1
 
 
+class Refused:
+    """Replication of a rank whose peer refuses its copies."""
+
+    def __init__(self, folder: Path, address: tuple[str, int]) -> None:
+        self.memory = MemoryBuffers(folder, 0)
+        self.replication = Replication(Gang(), folder, 0, Settings(1, RATE, False))
+        self.replication._key, self.replication._addresses = KEY, [address]
+        self.replication._receivers = (0,)
+
+    def copies(self, step: int) -> None:
+        self.memory.commit(part(step, 0), body())
+        self.replication.announce(Version(step, 7))
+        self.replication.send([part(step, 0)])
+        self.replication.wait(PATIENCE_SECONDS)
+        assert self.replication.state is State.FAILED
+
+
+@pytest.fixture
+def refused(tmp_path: Path, address: tuple[str, int]) -> Iterator[Refused]:
+    found = Refused(tmp_path, address)  # the peer receives those of rank 1 alone
+    yield found
+    found.replication.close()
+
+
+@pytest.mark.parametrize("later", [(), (10,), (10, 11), (10, 11, 11)])
+def test_copy_that_is_refused_at_the_end_of_a_training_is_no_warning(
+    refused: Refused, caplog: pytest.LogCaptureFixture, later: tuple[int, ...]
+) -> None:
+    """The peer may be ahead by a step, and have called `close`."""
+    refused.replication.saves(10)
+    refused.copies(10)
+    for step in later:
+        refused.replication.saves(step)
+    refused.replication.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("goes_on", ["two steps", "another copy"])
+def test_copy_that_is_refused_during_a_training_is_one_warning(
+    refused: Refused, caplog: pytest.LogCaptureFixture, goes_on: str
+) -> None:
+    refused.replication.saves(10)
+    refused.copies(10)
+    for step in (11, 12, 13, 14) if goes_on == "two steps" else ():
+        refused.replication.saves(step)
+    for step in (14, 18):
+        refused.copies(step)
+    text = "cannot copy a snapshot to another node: rank 0: the peer refused the copy"
+    assert caplog.text.count(text) == len(caplog.records) == 1
+
+
+def test_copy_with_another_error_is_a_warning_at_once(
+    refused: Refused, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused.replication._key = b"x" * 32
+    refused.copies(10)
+    assert "cannot copy a snapshot to another node: rank 0: the connection ended" in caplog.text
+
+
 def test_sender_keeps_to_its_rate(address: tuple[str, int]) -> None:
     began = time.monotonic()
     send(address, KEY, part(1), body(1_000_000), None, 2e6)

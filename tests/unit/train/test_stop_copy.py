@@ -52,10 +52,10 @@ from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.exchange import Call, Exchange, Header, check_calls, unpack_proposals
 from elasticjob.train.gang import Gang
 from elasticjob.train.interval import HoldPolicy
-from elasticjob.train.job import ended_with_error
+from elasticjob.train.job import ANSWER, MAGIC, SOCKET, ended_with_error
 from elasticjob.train.part_files import Body
 from elasticjob.train.snapshots import _finish
-from elasticjob.train.stop_copy import ANSWER, MAGIC, SOCKET, StopCopy
+from elasticjob.train.stop_copy import StopCopy
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
@@ -66,7 +66,7 @@ EVERY = 1000
 
 
 def ask(
-    folder: Path, local_rank: int = 0, kind: int = stop_copy.AT_ONCE, seconds: float = 10.0
+    folder: Path, local_rank: int = 0, kind: int = stop_copies.AT_ONCE, seconds: float = 10.0
 ) -> float:
     """Ask a worker as the launcher does; return the limit in seconds once it has copied."""
     with socket.socket(socket.AF_UNIX) as link:
@@ -76,7 +76,7 @@ def ask(
         os.close(descriptor)
         request = stop_copies.REQUEST.pack(stop_copies.MAGIC, kind, int(seconds * 1000))
         # A worker that waits no longer for it copies at once, and may have ended.
-        with contextlib.suppress(*[BrokenPipeError] * (kind == stop_copy.AT_ONCE)):
+        with contextlib.suppress(*[BrokenPipeError] * (kind == stop_copies.AT_ONCE)):
             link.sendall(request)
         answer = link.recv(100)
         if not answer:
@@ -1605,6 +1605,6 @@ def test_copy_that_fails_leaves_a_warning(
 
 
 def test_launcher_and_worker_agree_on_the_format() -> None:
-    mine = (stop_copy.SOCKET, stop_copy.MAGIC, stop_copy.ANSWER.format, stop_copy.COPY_SECONDS)
+    mine = (SOCKET, MAGIC, ANSWER.format, stop_copy.COPY_SECONDS)
     theirs = stop_copies
     assert mine == (theirs.SOCKET, theirs.MAGIC, theirs.ANSWER.format, theirs.COPY_SECONDS)
