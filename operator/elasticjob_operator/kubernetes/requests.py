@@ -106,6 +106,8 @@ class Request:
 log = logging.getLogger(__name__)
 
 UNANSWERED_PAUSE_SECONDS = 0.2
+QUOTA_SECONDS = 2.0
+"""Time for which a request that conflicts with others over a ResourceQuota is retried."""
 MAX_BODY_BYTES = 16 << 20
 """Maximum size of a response. An object has at most 1.5 MiB, the limit of the API server's etcd."""
 _UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
@@ -151,6 +153,8 @@ class Calls:
                 pause = error.retry_after_seconds
             except QuotaConflict as error:  # it had no effect, and competes with others
                 failure, pause = error, UNANSWERED_PAUSE_SECONDS * (0.5 + random())
+                if clock.time() >= deadline - self._call_seconds + QUOTA_SECONDS:
+                    raise  # a lasting conflict must not keep other jobs waiting
             except Unreachable as error:
                 # An unanswered write may have happened; an error response is the caller's.
                 if error.status or not request.read_only:

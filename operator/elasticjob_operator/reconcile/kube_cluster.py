@@ -297,8 +297,8 @@ class KubeCluster:
             if not is_owned(context.job, raw):
                 await self._withdraw(context, raw, applied)
                 return
-            if context.memory.withdrawn.message:
-                context.memory.withdrawn = Withdrawals(context.memory.withdrawn.pods)
+            if not context.memory.withdrawn.pods:  # the next pass deletes those that are left
+                context.memory.withdrawn = Withdrawals()
             applied.actions.append(action)
             applied.created.append(raw)
             self._metrics.pods_created.inc()

@@ -143,6 +143,19 @@ def test_permissions_suffice_for_whole_job_lifecycle(server: ApiServer, operator
     assert "cannot list nodes" not in log
 
 
+def test_pod_without_owner_is_deleted_at_a_suspension(
+    server: ApiServer, operator: Operator
+) -> None:
+    ns = Namespace(server, "team-a")
+    ns.create_job(name="unowned", minNodes=1, maxNodes=2)
+    ns.await_pods("unowned-0", "unowned-1")
+    server.patch(ns.path("pods", "unowned-1"), {"metadata": {"ownerReferences": None}})
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}}, "unowned")
+    ns.await_status("unowned", phase="Suspended")
+    assert ns.pods() == []
+    server.request("DELETE", ns.path("elasticjobs", "unowned"))
+
+
 def may(
     server: ApiServer,
     verb: str,

@@ -208,7 +208,7 @@ def test_refused_write_of_the_size_delays_nothing_and_is_reported(
         ns.await_pods(*(names(MOST) if suspended else ()))
     # A change of the job is followed by another attempt.
     wait_until(lambda: is_written(ns), "spec.nodes", SECONDS)
-    ns.await_condition("NodesRefused", "Resolved")
+    wait_until(lambda: ns.condition("NodesRefused") == {}, "the end of the condition", SECONDS)
 
 
 def is_written(ns: Namespace) -> bool:

@@ -19,7 +19,7 @@ def unowned_text(pods: Iterable[Pod]) -> str:
     have, these = ("have", "these pods") if len(lost) > 1 else ("has", "this pod")
     return (
         f"{named(lost)} {have} lost the job's entry in metadata.ownerReferences: the job goes on, "
-        f"but Kubernetes does not delete {these} with it, and the operator may not be allowed to; "
+        f"but the operator deletes {these} with it, not Kubernetes; "
         "exclude pods with the label elasticjob.dev/job-uid from the controller that removes it"
     )
 

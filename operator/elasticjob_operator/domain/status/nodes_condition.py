@@ -12,7 +12,8 @@ from elasticjob_operator.model.types import ConditionStatus, ConditionType
 
 
 def nodes_finding(job: ElasticJob, observed: Observed) -> list[Finding]:
-    """Return the condition, only if it is or has been true."""
+    """Return the condition, only while it is true: the previous release cannot read a status with
+    it."""
     kind, refusal = ConditionType.NODES_REFUSED, observed.nodes_refusal
     if refusal is not None:
         has = "is absent" if job.spec.nodes is None else f"stays {job.spec.nodes}"
@@ -22,8 +23,6 @@ def nodes_finding(job: ElasticJob, observed: Observed) -> list[Finding]:
             "webhook or role admit the operator's writes of ElasticJobs"
         )
         return [Finding(kind, ConditionStatus.TRUE, kind.value, text)]
-    if any(condition.type is kind for condition in job.status.conditions):
-        return [Finding(kind, ConditionStatus.FALSE, "Resolved")]
     return []
 
 
