@@ -255,7 +255,7 @@ class Marks(NamedTuple):
 
 
 class Gradients:
-    """Gradients of parameters at one moment: which there are, and how often each was changed.
+    """Gradients of parameters at one moment: their identity and number of changes.
 
     A backward changes them in place, or makes new ones. They are not kept alive.
     """
@@ -274,6 +274,14 @@ class Gradients:
 
 def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [grad for each in parameters if (grad := each.grad) is not None]
+
+
+def marked(optimizers: Sequence[torch.optim.Optimizer], most: int) -> list[torch.Tensor]:
+    """Return the parameters of optimizers; with `most` about that many of each group."""
+    found: list[torch.Tensor] = []
+    for group in (group for each in optimizers for group in each.param_groups):
+        found += group["params"][:: max(1, len(group["params"]) // most) if most else 1]
+    return found
 
 
 _version = operator.attrgetter("_version")

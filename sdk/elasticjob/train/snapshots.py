@@ -458,7 +458,7 @@ class Snapshots:
         is_due = store or keeps or step >= self._next_step
         if self._stop is not None:
             state, rank_state = self._held(
-                self._stop, gang, step, state, rank_state, is_due, interval
+                self._stop, gang, step, state, rank_state, is_due, interval, not ends_step
             )
             self._stop.listen()
         if not is_due:
@@ -604,6 +604,7 @@ class Snapshots:
         rank_state: Any,
         is_due: bool,
         interval: int | None,
+        is_repeated: bool,
     ) -> tuple[Any, Any]:
         """Hold the states for a copy at a stop if all ranks do; return them."""
         if stop.is_measured:
@@ -623,8 +624,14 @@ class Snapshots:
         part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
-        earlier = stop.hold(part, self._newest, state, began, own, is_taken=is_taken)
-        if earlier is None or not is_due:
+        earlier = stop.hold(part, self._newest, state, began, own, is_taken=is_taken, is_due=is_due)
+        if not (is_repeated and is_due):
+            return state, rank_state
+        # All ranks store the states of the same call, also those whose gradients have not grown.
+        has_earlier = earlier is not None and (earlier.own is None) == (rank_state is None)
+        told = gang.gather(Exchange.HOLD, bytes([stop.has_grown, has_earlier]))
+        have_grown, have_earlier = any(each[0] for each in told), all(each[1] for each in told)
+        if earlier is None or not have_grown or not have_earlier:
             return state, rank_state
         return earlier.state, None if earlier.own is None else decode(earlier.own)
 

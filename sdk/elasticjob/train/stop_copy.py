@@ -25,12 +25,12 @@ from elasticjob.layout import Loss
 from elasticjob.train import job
 from elasticjob.train.buffers import OWN_BYTES
 from elasticjob.train.codec import encode
-from elasticjob.train.held_state import Copies, Gradients, Held, NotHeld, Sources
+from elasticjob.train.held_state import Copies, Gradients, Held, NotHeld, Sources, marked
 from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
 from elasticjob.train.part_files import Body, StateChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from elasticjob.train.agreement import Part, Version
     from elasticjob.train.node_memory import NodeMemory
@@ -54,6 +54,8 @@ FLUSH_SECONDS = 0.5
 """Maximum wait at a planned stop for the copy of the own state on other nodes."""
 STEP_SECONDS = 1.0
 """Minimum wait for the end of a step whose optimizers are at work."""
+SAMPLED = 8
+"""Number of gradients of each group that are marked, about, until a step is repeated."""
 MEASURED = 5
 """Number of measured times, of which the median counts."""
 
@@ -92,6 +94,9 @@ class StopCopy:
         self._stepped = 0  # how often an optimizer has begun a step
         self._since = layout.NO_STEP, Gradients(())  # step whose state is held, or was restored
         self._has_repeated = False  # a step in two calls of `save`
+        self._most = 0  # number of marked gradients of each group, about; 0 for all
+        self.has_grown = False  # gradients, at the last call of `hold`
+        self._accumulates = False  # gradients have grown between two calls with one step
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._sources: Sources | None = None
@@ -134,7 +139,7 @@ class StopCopy:
         self._sources = None  # the state may be another one
         self._policy.start()
         self._held_steps, self._spent = 0, 0.0
-        self._called = step, self._stepped
+        self._called, self._accumulates = (step, self._stepped), False
         self._steps.clear()
         self._between.clear()
         self._last = self._released_at = None
@@ -152,18 +157,20 @@ class StopCopy:
         """Hold until the next regular snapshot, which is of this step, or not, as all ranks do."""
         if self.is_on and not is_on:
             self.release()
+            self._stepped -= 1  # no optimizer has begun a step
         if is_on and not self.is_on:
             self._held_steps, self._releases = 0, 0
             self._begin(step)
         self._switch(is_on)
 
     def _begin(self, step: int) -> None:
-        """Keep the state of a step until an optimizer steps, or nothing is added to gradients."""
+        """Mark the present gradients; the state of this step stays once they have grown."""
+        self._most = 0
         self._since = step, Gradients(self._parameters())
 
-    def _parameters(self) -> Iterable[Any]:
-        groups = (group for each in self._optimizers.all for group in each.param_groups)
-        return (each for group in groups for each in group["params"])
+    def _parameters(self) -> list[Any]:
+        """Return the parameters whose gradients are marked."""
+        return marked(self._optimizers.all, self._most)
 
     def repeats(self, step: int) -> bool:
         """Return True if no optimizer has begun a step since the last `save`, which had this one.
@@ -206,15 +213,16 @@ class StopCopy:
         own: tuple[int, Any] | None = None,
         *,
         is_taken: bool = False,
+        is_due: bool = False,
     ) -> Held | None:
         """Keep the state until the next step of an optimizer.
 
         The own state of this rank is committed at once: if the rank is killed, the others copy the
         shared part of the same step.
 
-        The state of an earlier call with this step stays if a backward has added to the gradients
-        since: they are in no state, and the position in the data is behind samples without effect.
-        It is then the result, if it is held.
+        The state of an earlier call with this step stays once a backward has added to gradients in
+        a repeated step: they are in no state, and the position in the data is past their samples.
+        With `is_due` it is then the result, if it is held and nothing else has changed it.
 
         Args:
             began: time by `time.perf_counter` at which the state was asked for.
@@ -222,13 +230,16 @@ class StopCopy:
             is_taken: True if each step has a regular snapshot, which a stop completes. The state is
                 then kept only to detect the end of a step that a planned stop waits for.
         """
-        self._held_steps += 1
         step = part.version.step
         is_end = bool(self._releases) or step != self._since[0]
-        if not is_end and self._stays():
+        self._held_steps += is_end or self._held_steps == FIRST_COSTS
+        self.has_grown = not is_end and self._since[1].have_grown(self._parameters())
+        self._accumulates = self._accumulates or self.has_grown
+        if self._accumulates and not is_end:
             self._has_repeated = True
             self._spent += time.perf_counter() - began
-            return self._held
+            held = self._held if is_due else None
+            return None if held is None or held.marks.have_changed() else held
         self._skips, self._releases = self._releases > len(self._optimizers.all), 0
         if self._last is not None and step > self._last[0]:
             self._steps.append((began - self._last[1]) / (step - self._last[0]))
@@ -249,8 +260,9 @@ class StopCopy:
             self._refused = getattr(error, "loss", Loss.UNSUPPORTED_STATE)
             self._policy.is_refused = True
         self._has_repeated = self._has_repeated or not is_end
-        # Most scripts repeat no step: all gradients count as new at the first one.
-        self._since = step, Gradients(self._parameters() if self._has_repeated else ())
+        # Most scripts repeat no step: a few gradients are enough to find the first one.
+        self._most = 0 if self._has_repeated else SAMPLED
+        self._since = step, Gradients(self._parameters())
         self._record(self._refused or Loss.WORKERS_ENDED)
         self._policy.took(self._spent + time.perf_counter() - began)
         self._spent = 0.0
@@ -260,12 +272,6 @@ class StopCopy:
             if self._is_stopping and is_end and self._pid == os.getpid():
                 self._changed.wait_for(lambda: not self._is_stopping, COPY_SECONDS)
         return None
-
-    def _stays(self) -> bool:
-        """Return True if the state of this step that is held, or was restored, stays."""
-        held = self._held
-        has_grown = self._since[1].have_grown(self._parameters())
-        return has_grown and (held is None or not held.marks.have_changed())
 
     def _kept(self, part: Part, keep: Version, state: Any, own: tuple[int, Any] | None) -> Held:
         body = None

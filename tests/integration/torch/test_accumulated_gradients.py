@@ -101,3 +101,81 @@ def test_losses_after_kills_within_a_step_are_those_of_the_undisturbed_run(
     calm, killed = found
     assert [step for step, _ in calm[0]] == list(range(1, STEPS + 1)), log
     assert killed == calm, log
+
+
+UNEVEN = """
+import functools, json, math, multiprocessing.util, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from elasticjob.train import Snapshots
+from tests.integration.torch import forked_gang
+
+torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports its modules before the forks
+top, stores, reason = Path(sys.argv[1]), sys.argv[2] == "stored", sys.argv[3]
+NODES = ["one", "two"]
+
+def work(is_first, rank, world):
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    snapshots = Snapshots(top / "storage" if stores else None, every_steps=1000, max_overhead=1.0,
+                          optimizers=optimizer)
+    snapshots._stop._policy.most = math.inf  # no duration decides
+    snapshots._stop._is_worth_it = lambda size: True
+    parallel = DistributedDataParallel(model)
+    found = snapshots.restore()
+    if not is_first:
+        return [found.step, found.state["position"], found.rank_state]
+    position = 0
+    def save(step, **arguments):
+        nonlocal position
+        position += 1
+        state = lambda: {"model": model.state_dict(), "position": position}
+        snapshots.save(step, state, lambda: position, **arguments)
+    def backward():
+        parallel(torch.randn(4, 8)).square().mean().backward()
+    for step in (1, 2, 3):
+        optimizer.zero_grad()
+        with parallel.no_sync():
+            backward()
+        save(step - 1)
+        backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        save(step)
+    if reason == "changed" and rank == 0:  # such as an evaluation with other weights
+        with torch.no_grad():
+            model.bias.add_(1.0)
+            model.bias.sub_(1.0)
+    if reason != "empty" or rank == 0:  # no samples in this micro-batch
+        with parallel.no_sync():
+            backward()
+    if stores:
+        save(3, store=True)
+        snapshots.close()
+        return None
+    save(3)
+    dist.barrier()
+    try:
+        raise ArithmeticError
+    except ArithmeticError:
+        multiprocessing.util._run_finalizers()  # as at the end of its process
+        os._exit(1)
+
+codes = forked_gang.forked(top, "first", NODES, functools.partial(work, True))
+assert (codes == [0, 0]) is stores, codes
+if stores:
+    forked_gang.lose(top, *NODES)
+print(json.dumps(forked_gang.gang(top, "again", NODES, functools.partial(work, False))))
+"""
+
+
+@pytest.mark.parametrize("reason", ["empty", "changed"])
+@pytest.mark.parametrize("place", ["stored", "copied"])
+def test_states_of_all_ranks_are_of_the_same_call(tmp_path: Path, place: str, reason: str) -> None:
+    found, log = forked_gang.run(UNEVEN, tmp_path, place, reason)
+    assert found[0] == found[1], log
+    step, position, own = found[0]
+    assert (step, position) == (3, own), log

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from tests.integration.etcd_server import EtcdServer
 from tests.integration.torch.dynamic_gang import Gang, Kind, Member, agree, join
 
 OURS, TORCH = Kind.OURS, Kind.TORCH
-TORCHS = {"keep_alive_interval": KEEP_ALIVE_INTERVAL_SECONDS, "keep_alive_max_attempt": 3}
+TORCHS: dict[str, Any] = {
+    "keep_alive_interval": KEEP_ALIVE_INTERVAL_SECONDS,
+    "keep_alive_max_attempt": 3,
+}
 STALL_SECONDS = 8.0
 BEFORE_BEAT_SECONDS = 0.7
 """Time between the stall's begin and the first heartbeats of a round."""

@@ -162,7 +162,7 @@ def changed(training: Training) -> None:
         training.model[2].weight.add_(1.0)
 
 
-@pytest.mark.parametrize("work", [no_change, zeroed, evaluated, stepped, changed])
+@pytest.mark.parametrize("work", [no_change, zeroed, evaluated, stepped])
 def test_newer_state_replaces_one_without_gradients_since(
     memory: Path, work: Callable[[Training], None]
 ) -> None:
@@ -377,20 +377,63 @@ def test_steps_count_in_a_fork(memory: Path) -> None:
     assert worker.stop.repeats(1)
 
 
-def test_first_repeated_step_keeps_its_state_unless_there_are_no_gradients(memory: Path) -> None:
-    """Their marks cost time in each step, which a script that repeats none does not take."""
+def test_first_repeated_step_is_found_by_a_few_gradients(memory: Path) -> None:
+    """The marks of all would take time in each step of a script that repeats none."""
     worker = Position()
-    expected = worker.step(1)
-    worker.save(1)
+    worker.step(1)
+    expected = worker.save(1)  # after an evaluation: the gradients are those of before
     assert ask(memory)
     assert_same(expected, restored().state)
+    expected = worker.step(2)
+    plain(worker.training)
+    worker.save(2)
+    assert ask(memory)
+    assert_same(expected, restored().state)
+
+
+def test_given_state_is_stored_without_new_gradients(memory: Path, tmp_path: Path) -> None:
+    """Such as with the result of an evaluation."""
+    worker = Position(storage=tmp_path / "storage")
+    worker.step(1)
+    expected = worker.save(1, store=True)
     worker.snapshots.close()
-    again = Position()
-    again.step(2)
-    again.training.optimizer.zero_grad()
-    expected = again.save(2)
-    assert ask(memory)
-    assert_same(expected, restored().state)
+    for path in memory.iterdir():
+        path.unlink()
+    found = Snapshots(tmp_path / "storage").restore()
+    assert found is not None
+    assert_same(expected, found.state)
+
+
+def test_state_that_something_else_has_changed_is_not_copied(memory: Path) -> None:
+    """The other ranks copy the first one: one that replaced it would be of another call."""
+    worker = Position()
+    worker.step(1)
+    worker.step(2)
+    changed(worker.training)
+    worker.save(2)
+    ask(memory)
+    assert Snapshots().restore() is None
+
+
+def test_planned_stop_waits_also_once_the_ranks_hold_no_more(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Position(storage=tmp_path / "storage", every_steps=2)
+    asked: list[int] = []
+
+    def stops(_: Link, *, in_memory: bool = False) -> bool:
+        if not in_memory:
+            asked.append(worker.position)
+        return False
+
+    monkeypatch.setattr(Link, "stops_unasked", stops)
+    monkeypatch.setattr(worker.stop._policy, "proposed", lambda *_, **__: False)
+    worker.step(1)
+    worker.step(2)
+    assert not worker.stop.is_on
+    plain(worker.training)
+    worker.save(2)
+    assert asked == [1, 2]
 
 
 def test_gradients_are_found_by_identity_and_number_of_changes() -> None:
