@@ -69,7 +69,16 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_makereport(
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Stop the time limit of a failed test: its signal during the report would end the worker."""
-    if call.excinfo is not None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return (yield)
+    """Stop the time limit of a failed test: its signal during the report would end the worker.
+
+    Garbage collection stops, too: with Python 3.11 `ast.parse`, by which pytest finds the failed
+    statement, raises SystemError if a finalizer formats a traceback meanwhile.
+    """
+    if call.excinfo is None:
+        return (yield)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
