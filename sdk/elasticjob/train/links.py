@@ -378,12 +378,10 @@ class Receiver:
 
     def _receive_steps(self, link: socket.socket, nonce: bytes, rank: int) -> None:
         """Commit the own parts of a rank after each step until its connection ends."""
-        is_wanted = rank in self._senders
-        self._reply(link, nonce, _ACCEPTED if is_wanted else _REFUSED)
-        if not is_wanted:
+        if rank not in self._senders:
+            self._reply(link, nonce, _REFUSED)
             return
-        link.settimeout(None)  # a step may take as long as it likes
-        with self._lock:
+        with self._lock:  # before the reply: a later connection of this rank then ends this one
             if self._is_closed:
                 return
             former, self._links[rank] = self._links.get(rank), link
@@ -391,6 +389,8 @@ class Receiver:
                 with contextlib.suppress(OSError):
                     former.shutdown(socket.SHUT_RDWR)
         try:
+            self._reply(link, nonce, _ACCEPTED)
+            link.settimeout(None)  # a step may take as long as it likes
             number = 0
             while True:
                 header = bytes(_received(link, _HEADER.size))

@@ -158,7 +158,9 @@ WITH_SHARED_MEMORY = (
     "name, path, daemon = sys.argv[1:];"
     "shared_memory.SharedMemory(name, create=True, size=8);"
     "pid = resource_tracker._resource_tracker._pid;"
-    "daemon and not os.fork() and (os.setsid(), time.sleep(100));"
+    "child = os.fork() if daemon else -1;"
+    "child or (os.setsid(), time.sleep(100));"
+    "exec('while child > 0 and os.getsid(child) != child: time.sleep(0.01)');"
     "open(path + '.new', 'w').write(str(pid)); os.rename(path + '.new', path); time.sleep(100)"
 )
 
