@@ -31,13 +31,17 @@ def index_of(job: ElasticJob, name: str) -> int | None:
     return index if named else None
 
 
+def _agent(raw: Json) -> Json | None:
+    """Return the container of the job's agents; None without one."""
+    containers = (raw.get("spec") or {}).get("initContainers") or ()
+    return next((each for each in containers if each["name"] == AGENT_CONTAINER), None)
+
+
 def agent_prefix(raw: Json) -> str | None:
     """Return the prefix of the agent's keys, which no update of the pod changes; None without."""
-    for container in (raw.get("spec") or {}).get("initContainers") or ():
-        if container["name"] == AGENT_CONTAINER:
-            for variable in container.get("env") or ():
-                if variable["name"] == PREFIX_VARIABLE:
-                    return variable.get("value") or ""
+    for variable in (_agent(raw) or {}).get("env") or ():
+        if variable["name"] == PREFIX_VARIABLE:
+            return variable.get("value") or ""
     return None
 
 
@@ -52,10 +56,7 @@ def incarnation_of(raw: Json) -> int:
 
 def has_agent(raw: Json) -> bool:
     """Return True if the pod has the container of the job's agents."""
-    return any(
-        container["name"] == AGENT_CONTAINER
-        for container in raw["spec"].get("initContainers") or ()
-    )
+    return _agent(raw) is not None
 
 
 def has_lost_owner(job: ElasticJob, raw: Json) -> bool:
