@@ -132,7 +132,7 @@ class StopCopy:
 
     def start(self, step: int, is_on: bool, obstacle: Loss = Loss.UNKNOWN) -> None:
         """Begin after a restore; `is_on` if the ranks hold, and an obstacle if this one cannot."""
-        self.release()
+        self._give_up()
         self._begin(step)
         self._refused, self._releases, self._skips = obstacle, 0, False
         self._switch(is_on)
@@ -156,8 +156,7 @@ class StopCopy:
     def agreed(self, is_on: bool, step: int = layout.NO_STEP) -> None:
         """Hold until the next regular snapshot, which is of this step, or not, as all ranks do."""
         if self.is_on and not is_on:
-            self.release()
-            self._stepped -= 1  # no optimizer has begun a step
+            self._give_up()
         if is_on and not self.is_on:
             self._held_steps, self._releases = 0, 0
             self._begin(step)
@@ -320,9 +319,12 @@ class StopCopy:
                 self._held = self._held._replace(part=part, keep=keep) if is_named else None
 
     def release(self) -> None:
-        """Give up the state, before it changes; wait for a copy of it."""
-        self._releases += 1
+        """Give up the state, before an optimizer changes it; wait for a copy of it."""
         self._stepped += 1
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._releases += 1
         if self._pid != os.getpid():  # in a fork the lock may stay held
             return
         if self._released_at is None:
