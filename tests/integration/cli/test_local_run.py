@@ -19,18 +19,19 @@ import yaml
 
 from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.etcd_server import NEWEST, binary
-from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
+from tests.integration.local_rig import CALL_SECONDS, PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
 
 def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain", "--logs")
+    rig.running(2)  # a job that ends at once may never be seen in this phase
     rig.finish()
-    ran = rig.call("run", rig.manifest(), "--plain", "--logs")
-
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Succeeded" in ran.stdout
-    assert "rank 1 of 2 round 1" in ran.stdout
+    output, _ = runner.communicate(timeout=CALL_SECONDS)
+    assert runner.returncode == 0, output
+    assert "Succeeded" in output
+    assert "rank 1 of 2 round 1" in output
     rig.nothing_left()
     table = rig.call("get").stdout.splitlines()
     assert table[0].split() == [
