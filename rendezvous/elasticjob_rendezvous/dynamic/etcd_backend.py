@@ -68,11 +68,17 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         try:
-            return self._decoded(self._client.read(self._key))
+            found = self._client.read(self._key)
+            if found.dir:
+                found = self._client.read(self._key, recursive=True)
+                raise self._occupied(str(next(found.leaves).key))
         except etcd.EtcdKeyNotFound:
             return None
+        except etcd.EtcdNotDir as error:
+            raise self._occupied(str((error.payload or {}).get("cause"))) from error
         except _FAILURES as error:
             raise self._unreachable(error) from error
+        return self._decoded(found)
 
     def set_state(
         self, state: bytes, token: Token | None = None
@@ -90,6 +96,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
         except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
             # Our write may also have been applied, and repeated since its reply was lost.
             return self._found(state)
+        except etcd.EtcdNotDir as error:
+            raise self._occupied(str((error.payload or {}).get("cause"))) from error
         except _FAILURES as error:
             raise self._unreachable(error) from error
         return (*self._decoded(written), True)
@@ -105,6 +113,15 @@ class EtcdRendezvousBackend(RendezvousBackend):
             raise RendezvousStateError(
                 f"the rendezvous state at {self._key} is corrupt: it is not base64 ({error})"
             ) from error
+
+    def _occupied(self, other: str) -> RendezvousStateError:
+        """Return the error for a key that etcd cannot have beside the one of another run."""
+        return RendezvousStateError(
+            f"etcd's v2 API cannot store the rendezvous state at {self._key}: another run has its "
+            f"state at {other}, and no key lies below another one; choose another run id on all "
+            "nodes, which is not the other run's id with a slash and more text, nor its part "
+            "before a slash"
+        )
 
     def _unreachable(self, error: Exception) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"etcd failed on {self._key}: {error}")

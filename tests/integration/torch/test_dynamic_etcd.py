@@ -19,6 +19,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStateError,
 )
+from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler
 from elasticjob_rendezvous.dynamic.etcd_backend import (
     EtcdRendezvousBackend,
     create_backend,
@@ -177,3 +178,30 @@ def test_etcd_restart_during_join_and_run_is_survived(server: EtcdServer) -> Non
     info = one.next_rendezvous()
     assert (info.rank, info.round) == (0, 1)
     assert one.shutdown()
+
+
+@pytest.mark.parametrize("ids", [("exp", "exp/x"), ("exp/x", "exp"), ("exp/x/y", "exp")])
+def test_key_below_that_of_another_run_is_refused_at_once(
+    server: EtcdServer, ids: tuple[str, str]
+) -> None:
+    """A retry would last up to the timeout of the join, and end without the reason."""
+
+    def made(run_id: str) -> DynamicRendezvousHandler:
+        params = parameters(server)
+        params.run_id = run_id
+        return create_rdzv_handler(params)
+
+    first, second = map(made, ids)
+    try:
+        first.next_rendezvous()
+        with pytest.raises(RendezvousStateError) as refused:
+            second.next_rendezvous()
+        with pytest.raises(RendezvousStateError):
+            second._backend.set_state(b"state")
+    finally:
+        second.shutdown()
+        first.shutdown()
+    folder = "/torch/elastic/rendezvous"
+    message = str(refused.value)
+    assert f"at {folder}/{ids[1]}: another run has its state at {folder}/{ids[0]}," in message
+    assert "choose another run id on all nodes" in message
