@@ -90,11 +90,32 @@ class RendezvousStoreInfo:
 @contextlib.contextmanager
 def _free_port() -> Iterator[int]:
     """Reserve a free port while the block runs."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as held:
+    with reserved_port() as held:
+        yield int(held.getsockname()[1])
+
+
+def reserved_port() -> socket.socket:
+    """Return a socket that reserves a free port, on IPv6 and IPv4 if the host has both.
+
+    The socket does not listen, and a store can listen at the port beside it.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return _bound(socket.AF_INET6)
+    return _bound(socket.AF_INET)
+
+
+def _bound(family: int) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", 0))
-        yield int(held.getsockname()[1])
+    except OSError:
+        held.close()
+        raise
+    return held
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
+    reserved_port,
 )
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, RankAssignment, is_torch_node
 from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
@@ -27,9 +28,7 @@ class HeldPort:
     """
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("", 0))
+        self._socket = reserved_port()
         self.number: int = self._socket.getsockname()[1]
         self.close = weakref.finalize(self, self._socket.close)
         """Function that releases the port, as does garbage collection."""

@@ -20,6 +20,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
+    reserved_port,
 )
 from elasticjob_rendezvous.etcd.background import Background
 from elasticjob_rendezvous.etcd.forking import is_forked
@@ -56,9 +57,7 @@ class HeldPort:
     def hold(self) -> int:
         """Return the reserved port; the same one until `release`."""
         if self._socket is None:
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(("", 0))
+            self._socket = reserved_port()
         port: int = self._socket.getsockname()[1]
         return port
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from elasticjob_agent.core.state import State
 from elasticjob_agent.polling.agreement import AssignedRanks, RoleInstanceInfo
 from elasticjob_agent.polling.join import HandlerAnswer, hosts_store, partial_roster
 from elasticjob_agent.worker_runtime import Started
-from elasticjob_rendezvous.api import RendezvousTimeoutError
+from elasticjob_rendezvous.api import RendezvousTimeoutError, reserved_port
 from elasticjob_rendezvous.protocol.directives import Run
 from elasticjob_rendezvous.protocol.records.roster import Roster
 
@@ -131,6 +130,5 @@ def _worker_state(state: State, former: WorkerState) -> WorkerState:
 
 def free_port() -> int:
     """Return a port that is free at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        held.bind(("", 0))
+    with reserved_port() as held:
         return int(held.getsockname()[1])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
 from elasticjob_rendezvous import api
 from elasticjob_rendezvous.api import RendezvousParameters, RendezvousStoreInfo
+from elasticjob_rendezvous.dynamic import master_address
+from elasticjob_rendezvous.etcd import handler
 from tests.unit.agent.memory_rendezvous import MemoryStore
 
 
@@ -20,6 +23,39 @@ def test_rank_0_publishes_its_address() -> None:
     assert RendezvousStoreInfo.build(0, store, "h", 29500) == RendezvousStoreInfo("h", 29500)
     assert store.get("MASTER_ADDR") == b"h"
     assert store.get("MASTER_PORT") == b"29500"
+
+
+@pytest.mark.parametrize("held", [master_address.HeldPort, handler.HeldPort])
+def test_port_of_rank_0_is_reserved_in_both_address_families(held: type[Any]) -> None:
+    """On a host whose only address is IPv6, another process would get a port of IPv4."""
+    holder = held()
+    number = holder.number if held is master_address.HeldPort else holder.hold()
+    release = holder.close if held is master_address.HeldPort else holder.release
+    try:
+        for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            with socket.socket(family) as other:
+                if family == socket.AF_INET6:
+                    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind((any_address, number))
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind((any_address, number))
+                other.listen()
+    finally:
+        release()
+
+
+def test_port_is_reserved_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bound(family: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError("no address of this family")
+        return bind(family)
+
+    bind = api._bound
+    monkeypatch.setattr(api, "_bound", bound)
+    with api.reserved_port() as held:
+        assert held.family is socket.AF_INET
+        assert held.getsockname()[1] > 0
 
 
 def parameters(**config: Any) -> RendezvousParameters:
