@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -246,6 +247,16 @@ def uninterruptible_seconds() -> str:
     return os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")
 
 
+def max_log_bytes(environ: Mapping[str, str]) -> int:
+    """Return the maximum size of each stream of each worker. Raises `SettingsError`."""
+    return whole(environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=LEAST_LOG_BYTES)
+
+
+def python_of_workers() -> str:
+    """Return the interpreter of scripts and modules: torch's PYTHON_EXEC, or this one."""
+    return os.environ.get("PYTHON_EXEC") or sys.executable
+
+
 def log_line_prefix_template() -> str | None:
     """Return the template of the prefix of the workers' lines, of which torch has a variable."""
     return os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
@@ -323,9 +334,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
         logs=LogSettings(
             folder=Path(folder) / run_id if folder else None,
-            max_bytes=whole(
-                environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=LEAST_LOG_BYTES
-            ),
+            max_bytes=max_log_bytes(environ),
             keep_rounds=whole(environ, "ELASTICJOB_KEEP_ROUNDS", KEEP_ROUNDS, least=1),
             shared=True,
             total_bytes=whole(environ, "ELASTICJOB_TOTAL_LOG_BYTES", 0) or None,

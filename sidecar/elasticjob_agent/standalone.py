@@ -20,6 +20,7 @@ from pathlib import Path
 
 from elasticjob_agent.ports import AgentHooks
 from elasticjob_agent.rdzv_conf import Conf, read_conf
+from elasticjob_agent.runtimes.function_entrypoint import with_local_rank
 from elasticjob_agent.setting_values import SettingsError, endpoints_of
 from elasticjob_agent.settings import (
     AgentSettings,
@@ -28,6 +29,8 @@ from elasticjob_agent.settings import (
     LogSettings,
     inherited_environment,
     log_line_prefix_template,
+    max_log_bytes,
+    python_of_workers,
     termination_log_in_environment,
     warm_start_of,
 )
@@ -61,19 +64,25 @@ def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tup
         if shutil.which(program) is None:
             raise SettingsError(f"{echoed(program)} is not a program that can be run")
         return (program, *arguments)
+    python = python_of_workers()
+    if shutil.which(python) is None:
+        raise SettingsError(f"PYTHON_EXEC must be an interpreter that can be run: {echoed(python)}")
     if module:
         top = program.partition(".")[0]
-        if importlib.machinery.PathFinder.find_spec(top, [str(here), *sys.path]) is None:
+        known = python != sys.executable or importlib.machinery.PathFinder.find_spec(
+            top, [str(here), *sys.path]
+        )
+        if not known:
             raise SettingsError(
                 f"-m {bounded(program)}: there is no module {echoed(top)} here or installed"
             )
-        return (sys.executable, "-u", "-m", program, *arguments)
+        return (python, "-u", "-m", program, *arguments)
     path = Path(program)
     if not path.exists():
         raise SettingsError(f"the script {echoed(program)} does not exist (looked in {here})")
     if path.is_dir() and not (path / "__main__.py").exists():
         raise SettingsError(f"{echoed(program)} is a folder without a __main__.py, not a script")
-    return (sys.executable, "-u", program, *arguments)
+    return (python, "-u", program, *arguments)
 
 
 def _current_folder() -> Path:
@@ -133,7 +142,8 @@ class WorkerOptions(AgentHooks):
 
     def _adjust(self, worker: WorkerStart) -> WorkerStart:
         env = single_device(worker.local_rank) if self.virtual_local_rank else {}
-        return self.output.adjust(replace(worker, env={**worker.env, **env}))
+        argv = with_local_rank(worker.argv, worker.local_rank)
+        return self.output.adjust(replace(worker, argv=argv, env={**worker.env, **env}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +212,10 @@ def standalone_agent(options: Options) -> StandaloneAgent:
             leave_seconds=conf.leave_grace,
         ),
         # Agents of one run may share the folder, so each gets a subfolder.
-        logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}", hooks.output)),
+        logs=LogSettings(
+            _log_folder(options.log_dir, f"{run_id}_{name}", hooks.output),
+            max_log_bytes(inherited_environment()),
+        ),
         stop_grace_seconds=stop_grace_seconds,
         hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,

@@ -129,6 +129,16 @@ def test_modules_and_programs(options: dict[str, object], command: tuple[str, ..
     assert standalone_agent(replace(OPTIONS, **options)).command == command  # type: ignore[arg-type]
 
 
+def test_variable_limits_the_size_of_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's files have no limit."""
+    assert standalone_agent(OPTIONS).settings.logs.max_bytes == 16 * 1024 * 1024
+    monkeypatch.setenv("ELASTICJOB_MAX_LOG_BYTES", str(10**12))
+    assert standalone_agent(OPTIONS).settings.logs.max_bytes == 10**12
+    monkeypatch.setenv("ELASTICJOB_MAX_LOG_BYTES", "much")
+    with pytest.raises(SettingsError, match="ELASTICJOB_MAX_LOG_BYTES"):
+        standalone_agent(OPTIONS)
+
+
 def test_streams_that_need_files_have_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +167,31 @@ def test_virtual_local_rank_needs_a_device_for_each_worker(monkeypatch: pytest.M
     order = standalone_agent(options).hooks.adjust_start(StartWorkers(1, (worker,), 0))
     env = {"RANK": "3", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "6"}
     assert order.workers == (replace(worker, env=env),)
+
+
+def test_local_rank_in_an_argument_is_replaced() -> None:
+    """torchrun replaces it; other text with a dollar sign is the script's."""
+    argv = ("python", "train.py", "--device=${local_rank}", "$$${rank}")
+    workers = tuple(WorkerStart(number, argv, {}, "", "") for number in range(2))
+    order = standalone_agent(OPTIONS).hooks.adjust_start(StartWorkers(1, workers, 0))
+    assert [worker.argv[2:] for worker in order.workers] == [
+        (f"--device={number}", "$$${rank}") for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_interpreter_of_workers_is_torch_variable(
+    module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("PYTHON_EXEC", str(python))
+    options = replace(OPTIONS, module=module)
+    command = standalone_agent(options).command
+    assert command == (str(python), "-u", *["-m"][: int(module)], *OPTIONS.command)
+    monkeypatch.setenv("PYTHON_EXEC", "no-such-python")
+    with pytest.raises(SettingsError, match=r"PYTHON_EXEC must be an interpreter.*no-such-python"):
+        standalone_agent(options)
 
 
 def test_fixed_number_of_nodes() -> None:
