@@ -71,7 +71,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
             found = self._client.read(self._key)
             if found.dir:
                 found = self._client.read(self._key, recursive=True)
-                raise self._occupied(str(next(found.leaves).key))
+                states = [str(leaf.key) for leaf in found.leaves if not leaf.dir]
+                raise self._occupied(states[0]) if states else self._left_over()
         except etcd.EtcdKeyNotFound:
             return None
         except etcd.EtcdNotDir as error:
@@ -121,6 +122,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
             f"state at {other}, and no key lies below another one; choose another run id on all "
             "nodes, which is not the other run's id with a slash and more text, nor its part "
             "before a slash"
+        )
+
+    def _left_over(self) -> RendezvousStateError:
+        """Return the error for a folder whose runs have expired: etcd keeps the folder."""
+        return RendezvousStateError(
+            f"etcd's v2 API cannot store the rendezvous state at {self._key}: earlier runs, whose "
+            "ids begin with this one and a slash, left an empty folder there; delete it with "
+            f"`etcdctl rm --recursive {self._key}`, or choose another run id on all nodes"
         )
 
     def _unreachable(self, error: Exception) -> RendezvousConnectionError:

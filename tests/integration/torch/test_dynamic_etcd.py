@@ -205,3 +205,12 @@ def test_key_below_that_of_another_run_is_refused_at_once(
     message = str(refused.value)
     assert f"at {folder}/{ids[1]}: another run has its state at {folder}/{ids[0]}," in message
     assert "choose another run id on all nodes" in message
+
+
+def test_folder_that_expired_runs_have_left_is_refused_with_a_remedy(server: EtcdServer) -> None:
+    client = etcd.Client("127.0.0.1", server.port)
+    first, second = (EtcdRendezvousBackend(client, run_id, "/left") for run_id in ("exp/x", "exp"))
+    assert first.set_state(b"state")
+    client.delete("/left/exp/x")
+    with pytest.raises(RendezvousStateError, match=r"empty folder .*etcdctl rm .*/left/exp"):
+        second.get_state()

@@ -25,6 +25,7 @@ def test_rank_0_publishes_its_address() -> None:
     assert store.get("MASTER_PORT") == b"29500"
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the host has no IPv6")
 @pytest.mark.parametrize("held", [master_address.HeldPort, handler.HeldPort])
 def test_port_of_rank_0_is_reserved_in_both_address_families(held: type[Any]) -> None:
     """On a host whose only address is IPv6, another process would get a port of IPv4."""
