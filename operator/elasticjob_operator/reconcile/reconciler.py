@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -52,6 +52,7 @@ from elasticjob_operator.model import (
     ElasticJob,
     InvalidManifest,
     Phase,
+    Problem,
     Status,
     parse_manifest,
 )
@@ -80,6 +81,8 @@ UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
 QUOTA_CONFLICT_SECONDS = 1.0
 """Pause after a request that conflicted with others over a ResourceQuota for its whole timeout."""
+MOST_IGNORED = 5
+"""Maximum number of problems of a stored status in the log."""
 UNWATCHED_SECONDS = 10.0
 """Reconcile interval of a job that waits for a change of a pod that it does not watch."""
 
@@ -164,11 +167,13 @@ class Reconciler:
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
         if (aside := self._guard.aside(memory, raw)) is not None:
             return await self._guard.keep_aside(memory, raw, aside)
+        ignored: list[Problem] = []
         try:
-            job = parse_manifest(raw)
+            job = parse_manifest(raw, ignored)
         except InvalidManifest as error:  # only another release accepts it
             aside = SetAside(SetAsideReason.INVALID_JOB, str(error))
             return await self._guard.set_aside(memory, raw, aside)
+        _note_ignored(memory, ignored)
         stored = job.status
         if (sent := self._writer.sent(memory, raw)) is not None:
             job = job.model_copy(update={"status": Status.model_validate(sent)})
@@ -334,9 +339,11 @@ class Reconciler:
         memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
         document: Json = {}
         patch: Json = {}
-        if stored is None or job.status != status or self._writer.is_due(memory):
+        ignored = memory.report.ignored
+        if stored is None or job.status != status or ignored or self._writer.is_due(memory):
             document = _document(status)
-            patch = merge_patch(_document(stored) if stored else {}, document)
+            known = _document(stored) if stored else {}
+            patch = merge_patch({**known, **_unread(raw, ignored)}, document)
             if not patch:
                 self._writer.forget(memory)
         if patch:
@@ -445,6 +452,29 @@ def _goodput(status: Status) -> int | None:
     """Return the goodput of an unfinished job; None if it is unknown."""
     known = None if status.phase in FINISHED else status.snapshots
     return None if known is None else known.goodput_percent
+
+
+def _note_ignored(memory: JobMemory, ignored: Sequence[Problem]) -> None:
+    """Keep the problems of the stored status, and log them once."""
+    if ignored and tuple(ignored) != memory.report.ignored:
+        text = "; ".join(map(str, ignored[:MOST_IGNORED]))
+        more = len(ignored) - MOST_IGNORED
+        log.warning(
+            "ignores parts of the status that this release cannot read: %s%s",
+            text,
+            f"; and {more} more" if more > 0 else "",
+            extra=of_job(memory.key),
+        )
+    memory.report = replace(memory.report, ignored=tuple(ignored))
+
+
+def _unread(raw: Json, ignored: Iterable[Problem]) -> Json:
+    """Return the fields of the stored status with ignored parts, which the next write replaces."""
+    status = raw.get("status")
+    if not isinstance(status, dict):
+        return {}
+    names = {str(problem.location[1]) for problem in ignored if len(problem.location) > 1}
+    return {name: status[name] for name in names if name in status}
 
 
 def _document(status: Status) -> Json:
