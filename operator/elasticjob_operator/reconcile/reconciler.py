@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
-from elasticjob_operator.domain.observed.state import Observed, Refusal
+from elasticjob_operator.domain.observed.state import Observed, Obstacle, Refusal
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered, keeps_store
 from elasticjob_operator.domain.plan.closing_checkpoint import WAIT_SECONDS
 from elasticjob_operator.domain.plan.lifecycle import (
@@ -30,6 +30,7 @@ from elasticjob_operator.domain.status.events import (
     stepped_rounds,
     template_warnings,
     without_recent_changes,
+    write_refused,
 )
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.set_aside import SetAside, SetAsideReason
@@ -59,6 +60,7 @@ from elasticjob_operator.model import (
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, RECONCILE_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.kube_cluster import obstacle_of
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import (
     EXPECTED,
@@ -208,6 +210,8 @@ class Reconciler:
         if isinstance(applied.error, QuotaConflict):
             return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
         if applied.error is not None:
+            if not applied.kept:  # pods that cannot be deleted have an event of their own
+                self._record_refused(job, applied.error)
             raise Retry(str(applied.error)) from applied.error
         if is_steered(job) and awaits_resumption(job, status.phase):
             _check_readable(observed)
@@ -229,12 +233,27 @@ class Reconciler:
             message = f"pods cannot be created: {memory.refusal.message}"
             raise Retry(message, kind=memory.refusal.obstacle.value)
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
-            await self._dependencies.owned_objects.drop_budget(job, memory)
+            await self._drop_budget(job, memory)
         again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
         wake_at, refused = planned.wake_at, memory.nodes_refusal
         write_at = refused.retry_at if refused is not None else None
         now = self._dependencies.now()
         return _soonest(_due_seconds(wake_at, now), _due_seconds(write_at, now), again)
+
+    async def _drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        try:
+            await self._dependencies.owned_objects.drop_budget(job, memory)
+        except KubeError as error:
+            self._record_refused(job, error)
+            raise
+
+    def _record_refused(self, job: ElasticJob, error: Exception) -> None:
+        """Post an event for a refused request that the status does not show."""
+        if not isinstance(error, KubeError):
+            return
+        if obstacle_of(error) in (Obstacle.REFUSED, Obstacle.QUOTA):
+            found = (write_refused(error.operation, error.message),)
+            self._dependencies.events.record(Subject.of_job(job), found)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed

@@ -206,6 +206,38 @@ def test_policy_against_deletions_is_reported_until_it_admits_them(ns: Namespace
     ns.await_status(phase="Suspended", pods=0)
 
 
+def test_refused_writes_of_a_running_and_a_finished_job_are_events(ns: Namespace) -> None:
+    """Their jobs go on."""
+    ns.create_job(minNodes=1, maxNodes=2, runPolicy={"ttlSecondsAfterFinished": 0})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    denied = [{"expression": "false", "message": "frozen here", "reason": "Forbidden"}]
+    budgets = rule("policy", "poddisruptionbudgets", "UPDATE")
+    with admission_policy(ns, "Validating", budgets, validations=denied):
+        probe = ns.present("poddisruptionbudgets", "job")
+        _await_hook(ns, "PUT", ns.path("poddisruptionbudgets", "job"), probe, status=403)
+        ns.run_pod("job-0")
+        ns.run_pod("job-1")
+        await_refused_write(ns, f"patch poddisruptionbudgets {ns.name}/job")
+        ns.await_status(readyNodes=2)
+    jobs = rule("elasticjob.dev", "elasticjobs", "DELETE")
+    with admission_policy(ns, "Validating", jobs, validations=denied):
+        _await_hook(ns, "DELETE", ns.path("elasticjobs", "job"), status=403)
+        ended = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}
+        ns.server.patch(ns.path("elasticjobs", "job") + "/status", {"status": ended})
+        await_refused_write(ns, f"delete elasticjobs {ns.name}/job")
+    wait_until(lambda: ns.get("elasticjobs", "job") is None, "the deletion", SECONDS)
+
+
+def await_refused_write(ns: Namespace, request: str) -> None:
+    def told() -> bool:
+        begin = f"the API server refuses to {request}: "
+        found = [text for reason, text in ns.events() if reason == "WriteRefused"]
+        return any(text.startswith(begin) and "frozen here; let the" in text for text in found)
+
+    wait_until(told, f"the refusal to {request}, of {ns.events()}", SECONDS)
+
+
 @contextmanager
 def protected(ns: Namespace, pod: str) -> Iterator[None]:
     """Let a policy refuse the deletion of this pod."""

@@ -39,6 +39,7 @@ from elasticjob_operator.kubernetes.client import (
     KubeError,
     NotFound,
     QuotaConflict,
+    QuotaExceeded,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
@@ -47,6 +48,7 @@ from elasticjob_operator.model import ElasticJob, Problem, parse_manifest
 from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, RECONCILE_SECONDS
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
+from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import (
     QUOTA_CONFLICT_SECONDS,
@@ -182,6 +184,7 @@ class OnePod:
     refusal: Refusal | None = None
     unfinished: bool = False
     error: KubeError | None = None
+    kept: dict[str, str] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
     seconds: float = 0.0
     spent: float = 0.0
@@ -194,6 +197,7 @@ class OnePod:
             refusal=refusal,
             unfinished=self.unfinished,
             error=self.error,
+            kept=self.kept,
             deleted=set(self.deleted),
         )
 
@@ -429,6 +433,29 @@ def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec
         assert ("explanation" in rig.api.status) is (rig.time >= RESEND_SECONDS)
     assert len(rig.api.writes) == 2
     assert kept_statuses(rig) == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "kept", "posted"),
+    [
+        (Forbidden("patch poddisruptionbudgets default/job", "a policy"), {}, True),
+        (QuotaExceeded("create services default/job", "exceeded quota"), {}, True),
+        (Unreachable("delete elasticjobs default/job", "failed calling webhook", 500), {}, True),
+        (Forbidden("delete pods default/job-0", "a policy"), {"job-0": "a policy"}, False),
+        (Unreachable("patch poddisruptionbudgets default/job", "no route"), {}, False),
+        (Conflict("patch poddisruptionbudgets default/job", "changed"), {}, False),
+        (NotServed("default", ""), {}, False),
+    ],
+)
+def test_refused_request_of_a_running_job_is_an_event(
+    error: KubeError, kept: dict[str, str], posted: bool
+) -> None:
+    rig = Rig()
+    rig.applier.error, rig.applier.kept = error, kept
+    with pytest.raises(Retry):
+        rig.reconcile()
+    assert ("WriteRefused" in rig.recorder.posted) == posted
+    assert rig.api.writes, "the status is written nevertheless"
 
 
 def newer(**changes: Any) -> Json:
