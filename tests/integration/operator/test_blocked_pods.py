@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -108,7 +109,9 @@ def test_preemption_policy_without_a_class_is_refused_as_by_validation(ns: Names
 
 
 @contextmanager
-def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterator[None]:
+def unanswered(
+    ns: Namespace, operation: str, plural: str, port: int, seconds: int = 1
+) -> Iterator[None]:
     """Register an admission webhook for these objects whose server does not answer."""
     hook: dict[str, Any] = {
         "name": "nobody.answers.test",
@@ -125,7 +128,7 @@ def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterato
         "failurePolicy": "Fail",
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
+        "timeoutSeconds": seconds,
     }
     body = {
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -150,6 +153,16 @@ def test_unreachable_admission_webhook_is_reported(
         await_refused(ns, "CreationRefused", "failed calling webhook")
     ns.await_pods("job-0", "job-1")
     ns.await_condition("PodsReady", "PodsStarting")
+
+
+def test_silent_admission_webhook_with_the_default_timeout_is_reported(ns: Namespace) -> None:
+    """It accepts connections, as behind a dropped route: the API server waits for 10 s."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with unanswered(ns, "CREATE", "pods", port, seconds=10):
+            _await_hook(ns, "POST", ns.path("pods"), _probe("pods"))
+            ns.create_job(minNodes=1, maxNodes=2)
+            await_refused(ns, "CreationRefused", "failed calling webhook")
 
 
 def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_port: int) -> None:
