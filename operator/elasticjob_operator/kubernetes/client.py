@@ -86,8 +86,8 @@ Objects = list[Json]  # as `Kube.list` hides the builtin where its own methods a
 CALL_SECONDS = 10.0
 """Timeout of one request including retries; of each page for a list."""
 POD_SECONDS = 35.0
-"""Timeout of the creation of a pod. An admission webhook has up to 30 s, 10 s by default: only then
-the API server creates the pod without it, or refuses it with an error that names the webhook."""
+"""Timeout of the creation and the deletion of a pod. An admission webhook has up to 30 s, 10 s if
+unset: only then the API server goes on without it, or refuses with an error that names it."""
 PAGE_SIZE = 500
 SMALLER_PAGES = 8
 """Factor by which the next page is smaller after one that was too large."""
@@ -271,7 +271,9 @@ class Kube:
             "preconditions": preconditions,
         }
         try:
-            await self._calls.call(Request("delete", kind, namespace, name, body=options))
+            seconds = self._pod_seconds if kind == PODS else None
+            request = Request("delete", kind, namespace, name, body=options, seconds=seconds)
+            await self._calls.call(request)
         except NotFound:
             return False
         except Conflict:
