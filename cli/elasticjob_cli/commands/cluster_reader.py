@@ -17,7 +17,7 @@ from elasticjob_operator.domain.manifests.names import uid_selector
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
 from elasticjob_operator.domain.observed.pod_identity import index_of, is_own
 from elasticjob_operator.domain.observed.pod_state import pod_of
-from elasticjob_operator.model import ElasticJob, InvalidManifest, parse_manifest
+from elasticjob_operator.model import ElasticJob, InvalidManifest, Problem, parse_manifest
 
 EVENTS = 5
 """Maximum number of newest events shown."""
@@ -116,10 +116,11 @@ def event_time(event: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(time).astimezone(UTC)
 
 
-def parsed(document: Json) -> ElasticJob:
-    """Return the job of an object from the API server. Raises `CommandError`."""
+def parsed(document: Json, ignored: list[Problem] | None = None) -> ElasticJob:
+    """Return the job of an object from the API server; `ignored` gets the problems of its status.
+    Raises `CommandError`."""
     try:
-        return parse_manifest(document)
+        return parse_manifest(document, ignored)
     except InvalidManifest as error:
         raise CommandError(
             f"cannot parse the job; it may be from another release: {error}"

@@ -159,11 +159,15 @@ def _key(document: Json) -> tuple[str, str]:
 def _fault(document: Json) -> str:
     """Return the first fault of a document that has one."""
     from elasticjob_cli.commands.cluster_reader import parsed  # takes longer to load than a listing
+    from elasticjob_operator.model import Problem
 
+    ignored: list[Problem] = []
     try:
-        parsed(document)
+        parsed(document, ignored)
     except CommandError as error:
         return str(error)
+    if ignored:
+        return f"its status was damaged, or written by another release: {ignored[0]}"
     return "a field of its status has another type than in this release"
 
 

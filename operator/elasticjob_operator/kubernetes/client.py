@@ -85,6 +85,9 @@ Objects = list[Json]  # as `Kube.list` hides the builtin where its own methods a
 
 CALL_SECONDS = 10.0
 """Timeout of one request including retries; of each page for a list."""
+POD_SECONDS = 35.0
+"""Timeout of the creation and the deletion of a pod. An admission webhook has up to 30 s, 10 s if
+unset: only then the API server goes on without it, or refuses with an error that names it."""
 PAGE_SIZE = 500
 SMALLER_PAGES = 8
 """Factor by which the next page is smaller after one that was too large."""
@@ -100,15 +103,20 @@ class TooManyObjects(Exception):
 
 
 class Kube:
-    """Client of one API server. `connect` closes it at exit; otherwise call `close`."""
+    """Client of one API server. `connect` closes it at exit; otherwise call `close`.
+
+    `call_seconds` replaces `CALL_SECONDS` and `POD_SECONDS`.
+    """
 
     def __init__(
         self,
         configuration: Configuration,
-        call_seconds: float = CALL_SECONDS,
+        call_seconds: float | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._calls = Calls(configuration, call_seconds, wall_clock)
+        self._pod_seconds = POD_SECONDS if call_seconds is None else call_seconds
+        seconds = CALL_SECONDS if call_seconds is None else call_seconds
+        self._calls = Calls(configuration, seconds, wall_clock)
 
     @classmethod
     @asynccontextmanager
@@ -116,7 +124,7 @@ class Kube:
         cls,
         kubeconfig: Path | None = None,
         context: str | None = None,
-        call_seconds: float = CALL_SECONDS,
+        call_seconds: float | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> AsyncIterator[Kube]:
         """Connect with the pod's service account, or with a kubeconfig if named or outside a pod.
@@ -204,8 +212,9 @@ class Kube:
         if strict:
             query["fieldValidation"] = "Strict"
         name = body.get("metadata", {}).get("name", "")
+        seconds = self._pod_seconds if kind == PODS else None
         return await self._calls.call(
-            Request("create", kind, namespace, about=name, query=query, body=body)
+            Request("create", kind, namespace, about=name, query=query, body=body, seconds=seconds)
         )
 
     async def patch(
@@ -262,7 +271,9 @@ class Kube:
             "preconditions": preconditions,
         }
         try:
-            await self._calls.call(Request("delete", kind, namespace, name, body=options))
+            seconds = self._pod_seconds if kind == PODS else None
+            request = Request("delete", kind, namespace, name, body=options, seconds=seconds)
+            await self._calls.call(request)
         except NotFound:
             return False
         except Conflict:

@@ -73,7 +73,12 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "de
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `about` names an object missing from the path, as in a create."""
+    """One request.
+
+    Args:
+        about: object missing from the path, as in a create.
+        seconds: timeout including retries; None for the client's.
+    """
 
     verb: str
     kind: Kind
@@ -84,6 +89,7 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = "application/json"
     body: Json | None = None
+    seconds: float | None = None
 
     @property
     def path(self) -> str:
@@ -140,20 +146,22 @@ class Calls:
     async def call(self, request: Request) -> Json:
         """Return the response to a request, retried while that is safe and time is left."""
         clock = asyncio.get_running_loop()
-        deadline = clock.time() + self._call_seconds
+        began = clock.time()
+        seconds = self._call_seconds if request.seconds is None else request.seconds
+        deadline = began + seconds
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await self._send(request)
             except TimeoutError as error:
-                message = f"no answer from {self._host} in {self._call_seconds:g} s"
+                message = f"no answer from {self._host} in {seconds:g} s"
                 raise Unreachable(str(request), message) from error
             except TooManyRequests as error:  # it had no effect
                 failure: KubeError = error
                 pause = error.retry_after_seconds
             except QuotaConflict as error:  # it had no effect, and competes with others
                 failure, pause = error, UNANSWERED_PAUSE_SECONDS * (0.5 + random())
-                if clock.time() >= deadline - self._call_seconds + QUOTA_SECONDS:
+                if clock.time() >= began + QUOTA_SECONDS:
                     raise  # a lasting conflict must not keep other jobs waiting
             except Unreachable as error:
                 # An unanswered write may have happened; an error response is the caller's.

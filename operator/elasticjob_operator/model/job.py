@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.stored_status import read_status
 from elasticjob_operator.model.types import (
     INT32_MAX,
     LABEL,
@@ -397,7 +398,7 @@ class ElasticJob(SpecModel):
     kind: Literal["ElasticJob"]
     metadata: Metadata
     spec: ElasticJobSpec
-    status: Status = Field(default_factory=Status)
+    status: Annotated[Status, WrapValidator(read_status)] = Field(default_factory=Status)
 
     @property
     def follows_max_nodes(self) -> bool:

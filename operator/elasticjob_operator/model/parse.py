@@ -58,11 +58,10 @@ _NAMED_PATTERNS = {
 
 def problems(error: ValidationError, document: Any) -> list[Problem]:
     """Return the problem for every error, at its location in the document."""
-    return [_problem(found, document) for found in error.errors()]
+    return [_problem(found, found["loc"]) for found in error.errors()]
 
 
-def _problem(error: ErrorDetails, document: Any) -> Problem:
-    location = tuple(step for step in error["loc"])
+def _problem(error: ErrorDetails, location: Location) -> Problem:
     if error["type"] == "missing":
         return Problem.at(location, "must be set")
     if error["type"] == "extra_forbidden":
@@ -192,8 +191,11 @@ _PASSES = 4
 hide another."""
 
 
-def parse_manifest(document: Mapping[str, Any]) -> ElasticJob:
+def parse_manifest(document: Mapping[str, Any], ignored: list[Problem] | None = None) -> ElasticJob:
     """Return the job that a document describes.
+
+    Args:
+        ignored: gets the problems of its status, whose parts are left out.
 
     Raises:
         InvalidManifest: the document has problems; lists all, including broken rules between
@@ -201,8 +203,9 @@ def parse_manifest(document: Mapping[str, Any]) -> ElasticJob:
     """
     if not isinstance(document, Mapping):
         raise InvalidManifest([Problem.at((), "must be a mapping with apiVersion, kind and spec")])
+    unread: list[ErrorDetails] = []
     try:
-        job = _validate(document)
+        job = _validate(document, unread)
     except ValidationError as error:
         faults = problems(error, document)
         broken = _broken_rules(_without(document, faults))
@@ -210,6 +213,8 @@ def parse_manifest(document: Mapping[str, Any]) -> ElasticJob:
     broken = _broken_rules(document)
     if broken:
         raise InvalidManifest(first_of_each(broken))
+    if ignored is not None:
+        ignored += first_of_each(_problem(found, ("status", *found["loc"])) for found in unread)
     return job
 
 
@@ -255,9 +260,10 @@ def _sound_job(document: Mapping[str, Any], faults: list[Problem]) -> ElasticJob
     return None if sound is None or _broken_rules(sound) else _validate(sound)
 
 
-def _validate(document: Mapping[str, Any]) -> ElasticJob:
+def _validate(document: Mapping[str, Any], unread: list[ErrorDetails] | None = None) -> ElasticJob:
+    """Return the job; `unread` gets the errors of its status, whose parts are left out."""
     # by_name=False: a manifest is camelCase only; min_nodes is a typo there.
-    job = ElasticJob.model_validate(document, by_alias=True, by_name=False)
+    job = ElasticJob.model_validate(document, by_alias=True, by_name=False, context=unread)
     given = job.metadata.annotations or {}
     if NESTED_ANNOTATION not in given:
         return job

@@ -18,7 +18,7 @@ from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.state import NodesRefusal, Pod, Refusal
 from elasticjob_operator.domain.status.set_aside import SetAside
-from elasticjob_operator.model import Phase, Status
+from elasticjob_operator.model import Phase, Problem, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 RECHECK_SECONDS = 600.0
@@ -176,6 +176,7 @@ class ReportMemory:
             before posting its own.
         unlabelled: uids of pods whose lost labels were reported.
         unowned: uids of pods whose lost owner references were reported.
+        ignored: problems of the stored status at the last reconcile, whose parts are left out.
     """
 
     version: str = ""
@@ -185,6 +186,7 @@ class ReportMemory:
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
     unowned: frozenset[str] = frozenset()
+    ignored: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

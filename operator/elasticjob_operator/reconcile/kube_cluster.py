@@ -217,7 +217,8 @@ class KubeCluster:
             if len(applied.created) - made < len(batch):
                 applied.refused = True
                 return
-            at_once = MAX_CONCURRENT_CALLS
+            if at_once == 1:  # however slow it was: otherwise each reconcile would create one pod
+                at_once, began = MAX_CONCURRENT_CALLS, self._clock()
         applied.refusal = None
 
     async def _is_withdrawn(self, context: ReconcileContext, applied: Applied) -> bool:

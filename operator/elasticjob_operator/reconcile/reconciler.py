@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
-from elasticjob_operator.domain.observed.state import Observed, Refusal
+from elasticjob_operator.domain.observed.state import Observed, Obstacle, Refusal
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered, keeps_store
 from elasticjob_operator.domain.plan.closing_checkpoint import WAIT_SECONDS
 from elasticjob_operator.domain.plan.lifecycle import (
@@ -30,6 +30,7 @@ from elasticjob_operator.domain.status.events import (
     stepped_rounds,
     template_warnings,
     without_recent_changes,
+    write_refused,
 )
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.set_aside import SetAside, SetAsideReason
@@ -52,12 +53,14 @@ from elasticjob_operator.model import (
     ElasticJob,
     InvalidManifest,
     Phase,
+    Problem,
     Status,
     parse_manifest,
 )
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, RECONCILE_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.kube_cluster import obstacle_of
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import (
     EXPECTED,
@@ -80,6 +83,8 @@ UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
 QUOTA_CONFLICT_SECONDS = 1.0
 """Pause after a request that conflicted with others over a ResourceQuota for its whole timeout."""
+MOST_IGNORED = 5
+"""Maximum number of problems of a stored status in the log."""
 UNWATCHED_SECONDS = 10.0
 """Reconcile interval of a job that waits for a change of a pod that it does not watch."""
 
@@ -164,11 +169,13 @@ class Reconciler:
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
         if (aside := self._guard.aside(memory, raw)) is not None:
             return await self._guard.keep_aside(memory, raw, aside)
+        ignored: list[Problem] = []
         try:
-            job = parse_manifest(raw)
+            job = parse_manifest(raw, ignored)
         except InvalidManifest as error:  # only another release accepts it
             aside = SetAside(SetAsideReason.INVALID_JOB, str(error))
             return await self._guard.set_aside(memory, raw, aside)
+        _note_ignored(memory, ignored)
         stored = job.status
         if (sent := self._writer.sent(memory, raw)) is not None:
             job = job.model_copy(update={"status": Status.model_validate(sent)})
@@ -203,6 +210,8 @@ class Reconciler:
         if isinstance(applied.error, QuotaConflict):
             return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
         if applied.error is not None:
+            if not applied.kept:  # pods that cannot be deleted have an event of their own
+                self._record_refused(job, applied.error)
             raise Retry(str(applied.error)) from applied.error
         if is_steered(job) and awaits_resumption(job, status.phase):
             _check_readable(observed)
@@ -224,12 +233,27 @@ class Reconciler:
             message = f"pods cannot be created: {memory.refusal.message}"
             raise Retry(message, kind=memory.refusal.obstacle.value)
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
-            await self._dependencies.owned_objects.drop_budget(job, memory)
+            await self._drop_budget(job, memory)
         again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
         wake_at, refused = planned.wake_at, memory.nodes_refusal
         write_at = refused.retry_at if refused is not None else None
         now = self._dependencies.now()
         return _soonest(_due_seconds(wake_at, now), _due_seconds(write_at, now), again)
+
+    async def _drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        try:
+            await self._dependencies.owned_objects.drop_budget(job, memory)
+        except KubeError as error:
+            self._record_refused(job, error)
+            raise
+
+    def _record_refused(self, job: ElasticJob, error: Exception) -> None:
+        """Post an event for a refused request that the status does not show."""
+        if not isinstance(error, KubeError):
+            return
+        if obstacle_of(error) in (Obstacle.REFUSED, Obstacle.QUOTA):
+            found = (write_refused(error.operation, error.message),)
+            self._dependencies.events.record(Subject.of_job(job), found)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed
@@ -334,9 +358,11 @@ class Reconciler:
         memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
         document: Json = {}
         patch: Json = {}
-        if stored is None or job.status != status or self._writer.is_due(memory):
+        ignored = memory.report.ignored
+        if stored is None or job.status != status or ignored or self._writer.is_due(memory):
             document = _document(status)
-            patch = merge_patch(_document(stored) if stored else {}, document)
+            known = _document(stored) if stored else {}
+            patch = merge_patch({**known, **_unread(raw, ignored)}, document)
             if not patch:
                 self._writer.forget(memory)
         if patch:
@@ -445,6 +471,29 @@ def _goodput(status: Status) -> int | None:
     """Return the goodput of an unfinished job; None if it is unknown."""
     known = None if status.phase in FINISHED else status.snapshots
     return None if known is None else known.goodput_percent
+
+
+def _note_ignored(memory: JobMemory, ignored: Sequence[Problem]) -> None:
+    """Keep the problems of the stored status, and log them once."""
+    if ignored and tuple(ignored) != memory.report.ignored:
+        text = "; ".join(map(str, ignored[:MOST_IGNORED]))
+        more = len(ignored) - MOST_IGNORED
+        log.warning(
+            "ignores parts of the status that this release cannot read: %s%s",
+            text,
+            f"; and {more} more" if more > 0 else "",
+            extra=of_job(memory.key),
+        )
+    memory.report = replace(memory.report, ignored=tuple(ignored))
+
+
+def _unread(raw: Json, ignored: Iterable[Problem]) -> Json:
+    """Return the fields of the stored status with ignored parts, which the next write replaces."""
+    status = raw.get("status")
+    if not isinstance(status, dict):
+        return {}
+    names = {str(problem.location[1]) for problem in ignored if len(problem.location) > 1}
+    return {name: status[name] for name in names if name in status}
 
 
 def _document(status: Status) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -108,7 +109,9 @@ def test_preemption_policy_without_a_class_is_refused_as_by_validation(ns: Names
 
 
 @contextmanager
-def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterator[None]:
+def unanswered(
+    ns: Namespace, operation: str, plural: str, port: int, seconds: int = 1
+) -> Iterator[None]:
     """Register an admission webhook for these objects whose server does not answer."""
     hook: dict[str, Any] = {
         "name": "nobody.answers.test",
@@ -125,7 +128,7 @@ def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterato
         "failurePolicy": "Fail",
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
+        "timeoutSeconds": seconds,
     }
     body = {
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -150,6 +153,23 @@ def test_unreachable_admission_webhook_is_reported(
         await_refused(ns, "CreationRefused", "failed calling webhook")
     ns.await_pods("job-0", "job-1")
     ns.await_condition("PodsReady", "PodsStarting")
+
+
+def test_silent_admission_webhook_with_the_default_timeout_is_reported(ns: Namespace) -> None:
+    """It accepts connections, as behind a dropped route: the API server waits for 10 s."""
+    ns.create_job("old", minNodes=1, maxNodes=2)
+    ns.await_pods("old-0", "old-1")
+    ns.await_status("old", pods=2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with unanswered(ns, "*", "pods", port, seconds=10):
+            _await_hook(ns, "POST", ns.path("pods"), _probe("pods"))
+            ns.create_job(minNodes=1, maxNodes=2)
+            ns.patch_job({"spec": {"runPolicy": {"suspend": True}}}, "old")
+            created = ns.await_condition("PodsReady", "CreationRefused")
+            deleted = ns.await_condition("Suspended", "DeletionRefused", "old")
+            assert "failed calling webhook" in created["message"]
+            assert "failed calling webhook" in deleted["message"]
 
 
 def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_port: int) -> None:
@@ -204,6 +224,38 @@ def test_policy_against_deletions_is_reported_until_it_admits_them(ns: Namespace
         ns.await_condition("Suspended", "DeletionRefused")
     ns.await_pods()
     ns.await_status(phase="Suspended", pods=0)
+
+
+def test_refused_writes_of_a_running_and_a_finished_job_are_events(ns: Namespace) -> None:
+    """Their jobs go on."""
+    ns.create_job(minNodes=1, maxNodes=2, runPolicy={"ttlSecondsAfterFinished": 0})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    denied = [{"expression": "false", "message": "frozen here", "reason": "Forbidden"}]
+    budgets = rule("policy", "poddisruptionbudgets", "UPDATE")
+    with admission_policy(ns, "Validating", budgets, validations=denied):
+        probe = ns.present("poddisruptionbudgets", "job")
+        _await_hook(ns, "PUT", ns.path("poddisruptionbudgets", "job"), probe, status=403)
+        ns.run_pod("job-0")
+        ns.run_pod("job-1")
+        await_refused_write(ns, f"patch poddisruptionbudgets {ns.name}/job")
+        ns.await_status(readyNodes=2)
+    jobs = rule("elasticjob.dev", "elasticjobs", "DELETE")
+    with admission_policy(ns, "Validating", jobs, validations=denied):
+        _await_hook(ns, "DELETE", ns.path("elasticjobs", "job"), status=403)
+        ended = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}
+        ns.server.patch(ns.path("elasticjobs", "job") + "/status", {"status": ended})
+        await_refused_write(ns, f"delete elasticjobs {ns.name}/job")
+    wait_until(lambda: ns.get("elasticjobs", "job") is None, "the deletion", SECONDS)
+
+
+def await_refused_write(ns: Namespace, request: str) -> None:
+    def told() -> bool:
+        begin = f"the API server refuses to {request}: "
+        found = [text for reason, text in ns.events() if reason == "WriteRefused"]
+        return any(text.startswith(begin) and "frozen here; let the" in text for text in found)
+
+    wait_until(told, f"the refusal to {request}, of {ns.events()}", SECONDS)
 
 
 @contextmanager

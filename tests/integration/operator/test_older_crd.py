@@ -1,4 +1,5 @@
-"""Operator on an API server whose CRD lacks fields of the status that the operator writes."""
+"""Operator on an API server whose CRD lacks fields of the status that the operator writes, or has
+values that the operator does not know."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.apiserver import CRD, ApiServer
+from tests.integration.apiserver import CRD, ApiServer, Refused
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 from tests.integration.operator.test_status_writes import quiet
@@ -104,4 +105,61 @@ def test_values_that_the_schema_lacks_are_left_out_and_reported_by_each_operator
         said = ["The job is being deleted, and its pods are being stopped."]
         wait_until(lambda: ns.status()["explanation"] == said, "the explanation")
         wait_until(lambda: "lacks status.phase=Deleting: " in operator.log.read_text(), "the log")
+        assert operator.metric("elasticjob_errors_total", kind="Invalid") == 0
+
+
+@pytest.fixture
+def newer_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
+    """CRD of a later release, which a rollback of the operator leaves in the cluster."""
+    definition = yaml.safe_load(CRD.read_text())
+    newer = copy.deepcopy(definition)
+    status = newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    status["properties"]["phase"]["enum"].append("Paused")
+    status["properties"]["conditions"]["items"]["properties"]["type"]["enum"].append("QuotaLow")
+    status["properties"]["launch"]["properties"]["reason"]["enum"].append("Guessed")
+    present = api_server.request("GET", DEFINITION)
+    try:
+        api_server.request("PUT", DEFINITION, {**present, "spec": newer["spec"]})
+        yield
+    finally:
+        define(api_server, namespace, definition, complete=True)
+
+
+def test_status_of_a_later_release_is_replaced_after_a_rollback(
+    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, newer_crd: None
+) -> None:
+    options, ns = alone_in(namespace), Namespace(api_server, namespace)
+    at = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    low = {"type": "QuotaLow", "status": "True", "reason": "Low", **at}
+    later = {
+        "phase": "Paused",
+        "conditions": [low, {**low, "type": "Running", "status": "False"}],
+        "launch": {"mode": "PerWorker", "reason": "Guessed"},
+    }
+    ended = {**later, "conditions": [*later["conditions"], {**low, "type": "Finished"}]}
+    for name, status in (("job", later), ("ended", {**ended, "completionTime": at.popitem()[1]})):
+        ns.create_job(name, maxNodes=1, nodes=1)
+        path = ns.path("elasticjobs", name) + "/status"
+
+        def is_written(path: str = path, status: Json = status) -> bool:
+            try:
+                ns.server.patch(path, {"status": status})
+            except Refused as error:
+                if error.status == 422:
+                    return False  # the API server has the former schema
+                raise
+            return True
+
+        wait_until(is_written, "the changed CRD")
+    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as operator:
+        ns.await_status(pods=1, phase="Pending")
+        ns.await_status("ended", phase="Failed")
+        ns.await_pods("job-0")
+        for name in ("job", "ended"):
+            assert ns.condition("QuotaLow", name) == {}
+            assert ns.condition("Stalled", name)["reason"] != "InvalidJob"
+        assert ns.status()["launch"]["reason"] == "PlainCommand"
+        log = operator.log.read_text()
+        assert log.count("ignores parts of the status that this release cannot read") == 2
+        assert "status.phase: must be one of Pending, " in log
         assert operator.metric("elasticjob_errors_total", kind="Invalid") == 0

@@ -184,6 +184,16 @@ def status_refused(message: str) -> Event:
     return Event(EventType.WARNING, "StatusRefused", text)
 
 
+def write_refused(operation: str, message: str) -> Event:
+    """Return the event for a request that the API server refuses, such as `patch
+    poddisruptionbudgets ns/job`, without which the job goes on."""
+    text = (
+        f"the API server refuses to {operation}: {message}; let the quota, policy, webhook or role "
+        "admit it"
+    )
+    return Event(EventType.WARNING, "WriteRefused", text)
+
+
 def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
     """Return events for pods that the API server refuses to delete; `kept` maps names to error
     messages."""

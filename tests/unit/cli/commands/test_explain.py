@@ -141,6 +141,16 @@ def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
     ]
 
 
+def test_status_of_a_later_operator_is_explained_without_its_unknown_parts(kubectl: Path) -> None:
+    said = whole(kubectl)
+    document = json.loads((kubectl / "elasticjobs").read_text())
+    low = {"type": "QuotaLow", "status": "True", "reason": "Low"}
+    document["status"] |= {"phase": "Paused", "launch": {"mode": "PerRack"}}
+    document["status"]["conditions"].append(low)
+    served(kubectl, elasticjobs=document)
+    assert list(ClusterReader().explain("job").sentences) == said
+
+
 def test_newest_events_come_last(kubectl: Path) -> None:
     whole(kubectl)
     assert ClusterReader().explain("job").events == tuple(

@@ -117,10 +117,18 @@ def test_foreign_folders_are_skipped(state_home: Path) -> None:
     assert [folder.name for folder in list_jobs(None)] == ["a"]
 
 
-def damaged(**status: object) -> str:
-    """Return a valid job whose status has been damaged."""
+def damaged(**spec: object) -> str:
+    """Return a job whose spec has been damaged."""
     document = job().manifest()
-    return json.dumps({**document, "status": {"phase": "Running", **status}})
+    return json.dumps({**document, "spec": {**document["spec"], **spec}})
+
+
+def test_status_of_another_release_is_read_without_its_unknown_parts() -> None:
+    folder = saved("a")
+    status = {"phase": "Succeeded", "restarts": "x", "conditions": [7], "nodes": 3}
+    write_json(folder.status_file, {**job().manifest(), "status": status})
+    found = read_job(folder).status
+    assert (found.phase, found.restarts, found.conditions, found.nodes) == ("Succeeded", 0, [], 3)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +140,8 @@ def damaged(**status: object) -> str:
         ("[" * 100_000, "must be JSON, in UTF-8 and not nested too deeply"),
         ("[]", "must be an ElasticJob with metadata"),
         ('{"metadata": {"name": "a"}}', ": apiVersion: must be set"),
-        (damaged(restarts="x"), ": status.restarts: must be an integer; got 'x'"),
-        (damaged(conditions=[7]), ": status.conditions[0]: must be a mapping; got 7"),
+        (damaged(maxRestarts="x"), ": spec.maxRestarts: must be an integer; got 'x'"),
+        (damaged(setup=[7]), ": spec.setup[0]: must be a string; got 7"),
     ],
 )
 def test_unreadable_status_is_reported_with_remedy(text: str, why: str) -> None:

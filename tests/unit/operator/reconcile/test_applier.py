@@ -331,6 +331,13 @@ def test_slow_writes_of_pods_are_left_after_a_while(actions: tuple[Action, ...])
     assert len(applied.actions) == done, "nor is any later action applied"
 
 
+def test_slow_first_creation_does_not_leave_one_pod_to_each_reconcile() -> None:
+    """As with an admission webhook that is ignored after its timeout."""
+    api = Api(delay=2 * PODS_SECONDS)
+    applied = apply(*CREATIONS, api=api)
+    assert (applied.unfinished, len(api.created)) == (True, 1 + MAX_CONCURRENT_CALLS)
+
+
 @pytest.mark.parametrize("actions", [CREATIONS, DELETIONS], ids=["creations", "deletions"])
 def test_fast_writes_of_pods_are_completed(actions: tuple[Action, ...]) -> None:
     applied = apply(*actions)

@@ -39,14 +39,16 @@ from elasticjob_operator.kubernetes.client import (
     KubeError,
     NotFound,
     QuotaConflict,
+    QuotaExceeded,
     Unreachable,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Problem, parse_manifest
 from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, RECONCILE_SECONDS
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
+from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import (
     QUOTA_CONFLICT_SECONDS,
@@ -99,7 +101,7 @@ class Api:
         raw["metadata"] |= {"namespace": "default", "resourceVersion": "7"}
         raw["metadata"]["generation"] = self.generation
         raw["spec"] |= self.spec
-        return raw | {"status": self.status}
+        return raw | {"status": self.status} if self.status else raw
 
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
@@ -182,6 +184,7 @@ class OnePod:
     refusal: Refusal | None = None
     unfinished: bool = False
     error: KubeError | None = None
+    kept: dict[str, str] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
     seconds: float = 0.0
     spent: float = 0.0
@@ -194,6 +197,7 @@ class OnePod:
             refusal=refusal,
             unfinished=self.unfinished,
             error=self.error,
+            kept=self.kept,
             deleted=set(self.deleted),
         )
 
@@ -429,6 +433,71 @@ def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec
         assert ("explanation" in rig.api.status) is (rig.time >= RESEND_SECONDS)
     assert len(rig.api.writes) == 2
     assert kept_statuses(rig) == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "kept", "posted"),
+    [
+        (Forbidden("patch poddisruptionbudgets default/job", "a policy"), {}, True),
+        (QuotaExceeded("create services default/job", "exceeded quota"), {}, True),
+        (Unreachable("delete elasticjobs default/job", "failed calling webhook", 500), {}, True),
+        (Forbidden("delete pods default/job-0", "a policy"), {"job-0": "a policy"}, False),
+        (Unreachable("patch poddisruptionbudgets default/job", "no route"), {}, False),
+        (Conflict("patch poddisruptionbudgets default/job", "changed"), {}, False),
+        (NotServed("default", ""), {}, False),
+    ],
+)
+def test_refused_request_of_a_running_job_is_an_event(
+    error: KubeError, kept: dict[str, str], posted: bool
+) -> None:
+    rig = Rig()
+    rig.applier.error, rig.applier.kept = error, kept
+    with pytest.raises(Retry):
+        rig.reconcile()
+    assert ("WriteRefused" in rig.recorder.posted) == posted
+    assert rig.api.writes, "the status is written nevertheless"
+
+
+def newer(**changes: Any) -> Json:
+    """Return a status of a running job as a newer release might write it."""
+    at = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = next_status(job(), observed(), NO_MEMBERS, NOW).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    low = {"type": "QuotaLow", "status": "True", "reason": "Low", **at}
+    return {**status, "conditions": [*status["conditions"], low], **changes}
+
+
+@pytest.mark.parametrize("changes", [{}, {"phase": "Paused"}, {"launch": {"mode": "PerRack"}}])
+def test_unknown_parts_of_a_status_are_logged_once_and_replaced(
+    changes: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    rig.api.status = newer(**changes)
+    rig.api.error = Forbidden("patch", "a policy")
+    for _ in range(2):
+        with pytest.raises(Retry):
+            rig.reconcile()
+    assert caplog.text.count("parts of the status that this release cannot read") == 1
+    assert "status.conditions[" in caplog.text
+    assert "QuotaLow" in caplog.text
+    assert all(value in caplog.text for value in ("Paused", "PerRack") if value in str(changes))
+    rig.api.error = None
+    rig.reconcile()
+    rig.api.status = merged_with(rig.api.status, rig.api.writes[-1]["status"])
+    assert "StatusRefused" in rig.recorder.posted
+    assert "InvalidJob" not in rig.recorder.posted
+    assert parsed_problems(rig.api.status) == []
+    assert rig.api.status["phase"] == "Pending"
+    count = len(rig.api.writes)
+    rig.reconcile()
+    assert len(rig.api.writes) == count, "the operator's own status is not written again"
+
+
+def parsed_problems(status: Json) -> list[Problem]:
+    ignored: list[Problem] = []
+    parse_manifest({**manifest(nodes=4), "status": status}, ignored)
+    return ignored
 
 
 def test_conflict_over_a_quota_causes_no_back_off() -> None:
