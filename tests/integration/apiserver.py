@@ -44,7 +44,7 @@ BINDER = "system:serviceaccount:elasticjob-system:elasticjob-binder"
 _GROUPS = {ADMIN: "system:masters", NOBODY: "", OPERATOR: "", BINDER: ""}
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
-_HTTP_SECONDS = 10.0
+_HTTP_SECONDS = 40.0
 
 
 class Refused(Exception):

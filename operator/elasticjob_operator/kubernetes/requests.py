@@ -77,7 +77,7 @@ class Request:
 
     Args:
         about: object missing from the path, as in a create.
-        seconds: timeout including retries; None for the client's.
+        seconds: timeout of the answer; None for the client's. Retries end at the client's timeout.
     """
 
     verb: str
@@ -168,7 +168,7 @@ class Calls:
                 if error.status or not request.read_only:
                     raise
                 failure, pause = error, UNANSWERED_PAUSE_SECONDS
-            if clock.time() + pause >= deadline:
+            if clock.time() + pause >= began + self._call_seconds:
                 raise failure
             log.debug("%s: retry in %.1f s: %s", request, pause, failure.message)
             await asyncio.sleep(pause)

@@ -18,7 +18,8 @@ from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 
 _PASSES = 8
-"""Maximum number of attempts to leave out parts: an object without a required field goes next."""
+"""Maximum number of attempts to leave out parts: an object without a required field goes next. Then
+whole fields of the status are left out."""
 
 
 def read_status(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Status:
@@ -56,7 +57,7 @@ def _readable(
             faults = error.errors(include_url=False)
         else:
             return kept
-    return {}
+    return _without(kept, (fault["loc"][:1] for fault in faults))
 
 
 def _without(document: Any, locations: Iterable[Location]) -> Any:

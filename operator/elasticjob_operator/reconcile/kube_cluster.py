@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
@@ -83,6 +83,18 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
     return None
 
 
+def is_refusal(error: Exception) -> TypeGuard[KubeError]:
+    """Return True if a quota, policy, webhook or role refuses a request to the API server.
+
+    A response with status 500 that names no webhook may be a passing failure of the server's etcd.
+    """
+    if not isinstance(error, KubeError):
+        return False
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR and "webhook" not in error.message:
+        return False
+    return obstacle_of(error) in (Obstacle.REFUSED, Obstacle.QUOTA)
+
+
 def _refusal_of_pod(error: KubeError, body: Json) -> tuple[Obstacle | None, str]:
     """Return the obstacle that an error at the creation of this pod means, as `obstacle_of`, and
     its message."""
@@ -101,7 +113,8 @@ MAX_CONCURRENT_CALLS = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""
 PODS_SECONDS = 5.0
 """Time after which no further pods of a plan are created or deleted: the status is written, other
-jobs get their turn, and the next reconcile continues."""
+jobs get their turn, and the next reconcile continues. If the first creation takes longer, the time
+begins with its end."""
 
 
 class PodApi(Protocol):

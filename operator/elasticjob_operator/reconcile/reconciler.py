@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
-from elasticjob_operator.domain.observed.state import Observed, Obstacle, Refusal
+from elasticjob_operator.domain.observed.state import Observed, Refusal
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered, keeps_store
 from elasticjob_operator.domain.plan.closing_checkpoint import WAIT_SECONDS
 from elasticjob_operator.domain.plan.lifecycle import (
@@ -60,7 +60,7 @@ from elasticjob_operator.model import (
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, RECONCILE_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
-from elasticjob_operator.reconcile.kube_cluster import obstacle_of
+from elasticjob_operator.reconcile.kube_cluster import is_refusal
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import (
     EXPECTED,
@@ -249,9 +249,7 @@ class Reconciler:
 
     def _record_refused(self, job: ElasticJob, error: Exception) -> None:
         """Post an event for a refused request that the status does not show."""
-        if not isinstance(error, KubeError):
-            return
-        if obstacle_of(error) in (Obstacle.REFUSED, Obstacle.QUOTA):
+        if is_refusal(error):
             found = (write_refused(error.operation, error.message),)
             self._dependencies.events.record(Subject.of_job(job), found)
 

@@ -37,6 +37,13 @@ def condition(kind: str, status: str = "True", reason: Any = "Known") -> Json:
     return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": AT}
 
 
+def test_fault_that_hides_others_costs_its_field_alone() -> None:
+    nameless = [{"until": AT}] * 10
+    ended = {"phase": "Succeeded", "completionTime": AT, "restarts": 2}
+    status, _ = read({**ended, "avoidedNodes": [*nameless, {"nodeName": "a", "until": "soon"}]})
+    assert (status.phase, status.restarts, status.avoided_nodes) == (Phase.SUCCEEDED, 2, [])
+
+
 def test_unknown_values_are_left_out_and_the_rest_is_read() -> None:
     status, ignored = read(
         {

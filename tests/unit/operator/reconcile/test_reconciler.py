@@ -202,10 +202,14 @@ class OnePod:
         )
 
 
-class NoBudget:
-    """Budgets of jobs that have none."""
+class Budgets:
+    """Budgets of jobs that have none; `error` is that of their deletion."""
 
-    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None: ...
+    error: KubeError | None = None
+
+    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass
@@ -232,6 +236,7 @@ class Rig:
         self.observer = JobObserver(view)
         self.applier = OnePod()
         self.recorder = Recorder()
+        self.budgets = Budgets()
         self.jobs = Jobs(lambda: 0.0, lambda: 0.0)
         self.time = 0.0
         self.closed: list[str] = []
@@ -245,7 +250,7 @@ class Rig:
                 close_deleted_job=self._close,
                 observer=self.observer,
                 applier=self.applier,
-                owned_objects=NoBudget(),
+                owned_objects=self.budgets,
                 events=self.recorder,
                 metrics=Metrics(),
                 processor_time=ProcessorTime(step_seconds=0.5, total_seconds=2.0),
@@ -443,6 +448,7 @@ def test_unchanged_status_has_the_dropped_fields_after_the_crd_was_upgraded(spec
         (Unreachable("delete elasticjobs default/job", "failed calling webhook", 500), {}, True),
         (Forbidden("delete pods default/job-0", "a policy"), {"job-0": "a policy"}, False),
         (Unreachable("patch poddisruptionbudgets default/job", "no route"), {}, False),
+        (Unreachable("create services default/job", "etcdserver: timed out", 500), {}, False),
         (Conflict("patch poddisruptionbudgets default/job", "changed"), {}, False),
         (NotServed("default", ""), {}, False),
     ],
@@ -456,6 +462,16 @@ def test_refused_request_of_a_running_job_is_an_event(
         rig.reconcile()
     assert ("WriteRefused" in rig.recorder.posted) == posted
     assert rig.api.writes, "the status is written nevertheless"
+
+
+def test_refused_deletion_of_the_budget_of_a_finished_job_is_an_event() -> None:
+    rig = Rig()
+    rig.api.status = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}
+    rig.observer.before = observed(*running(1))
+    rig.budgets.error = Forbidden("delete poddisruptionbudgets default/job", "a policy")
+    with pytest.raises(Retry):
+        rig.reconcile()
+    assert "WriteRefused" in rig.recorder.posted
 
 
 def newer(**changes: Any) -> Json:
