@@ -236,7 +236,7 @@ class WorkerRuntime(Protocol):
     """
 
     def set_deadline(self, live_until: Callable[[], float | None]) -> None:
-        """Kill the workers once `live_until` (monotonic clock) has passed; None is no deadline.
+        """Kill the workers once `live_until` (monotonic clock) has passed; None means no deadline.
 
         The runtime enforces the last deadline itself if this process hangs or is gone.
         """

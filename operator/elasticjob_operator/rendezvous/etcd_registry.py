@@ -255,8 +255,10 @@ class EtcdRegistry:
             await self.own.guard()
 
     async def audit(self) -> None:
-        """Find users, roles and grants in the operator's etcd that are no job's; remove them where
-        only the operator administers users. Raises `EtcdError`."""
+        """Find users, roles and grants in the operator's etcd that do not belong to a job.
+
+        Remove them if only the operator administers the users of that etcd. Raises `EtcdError`.
+        """
         users = self.own.users
         if users is None or self.own.other_owner:
             return

@@ -182,7 +182,7 @@ class Gang:
     def _wait(self, work: dist.Work) -> None:
         """Wait for the other ranks. Warn of those that do not make this call, once in a round.
 
-        A rank that is still busy, with an evaluation of its own, is no error.
+        A rank that is still busy, with an evaluation of its own, is not an error.
 
         Raises:
             SnapshotError: a rank has ended its calls, and does not come.

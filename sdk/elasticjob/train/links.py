@@ -194,7 +194,7 @@ def _introduced(link: socket.socket, key: bytes, purpose: bytes, header: bytes) 
     link.settimeout(QUIET_SECONDS)
     hello = _received(link, len(_MAGIC) + _NONCE_BYTES)
     if hello[: len(_MAGIC)] != _MAGIC:
-        raise PeerError("the peer is no receiver of replicas")
+        raise PeerError("the peer is not a receiver of replicas")
     nonce = bytes(hello[len(_MAGIC) :])
     link.sendall(header + _mac(key, purpose, nonce, header))
     _expect(link, key, nonce, _ACCEPTED)

@@ -182,7 +182,7 @@ class Replication:
         """Log a refused copy at the second step after it.
 
         At the end of a training, a peer that is ahead by one step refuses copies of ranks that have
-        not called `close` yet. That is no error; there is no second step then.
+        not called `close` yet. This is not an error: there is no second step then.
         """
         if step == self._step:
             return

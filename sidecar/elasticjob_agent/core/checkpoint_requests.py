@@ -32,7 +32,8 @@ def record_answer(
 ) -> CheckpointRequest | None:
     """Record the last save point passed: no worker passes another while a request is in place.
 
-    Checkpoints up to here are no answer. The progress at the request may be older than they are.
+    Checkpoints up to that point do not count as the answer: the progress that was recorded with the
+    request may be older than they are.
     """
     if request is None or request.passed >= 0:
         return request

@@ -233,7 +233,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def follow_process(loop: Loop, pid: int, ended: Callable[[], object]) -> None:
-    """Call `ended` once the process has ended for any reason; pid 0 is none."""
+    """Call `ended` once the process has ended for any reason; pid 0 means no process."""
     if not pid:
         return
     try:

@@ -26,7 +26,7 @@ from elasticjob_launcher.command_line.wrappers import is_script, program_at, wra
 from elasticjob_rendezvous.protocol.text import echoed
 
 _OPERATORS = frozenset({"&&", "||", "|&", "2>&1", "1>&2", "&>", "&>>", "2>", "2>>"})
-"""Words that are no sensible argument of a program."""
+"""Words that make no sense as an argument of a program."""
 _AMBIGUOUS = frozenset({"|", ">", ">>", "<", ";", "&"})
 """Words that may be the value of an option, such as a separator."""
 _EXECUTING = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
@@ -35,7 +35,7 @@ _SHELL_COMMANDS = frozenset(
     {"cd", "source", ".", "export", "set", "unset", "eval", "exec", "alias", "ulimit", "umask"}
     | {"if", "for", "while", "until", "case", "{", "[[", "trap", "declare", "pushd", "popd"}
 )
-"""Commands and reserved words of shells that are no programs."""
+"""Commands and reserved words of shells that are not programs."""
 
 
 def misplaced(words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Goodput of a run: share of its time spent on steps that were not lost later. No I/O.
 
 The time begins with the run's first step and ends with the run; a run begins with the job's start
-or resumption, so a suspension is no part of it. Repeated steps, recoveries, rounds without a first
+or resumption, so a suspension is not part of it. Repeated steps, recoveries, rounds without a first
 step and waits for nodes are lost time. See docs/decisions/0058 and 0072.
 """
 
@@ -34,7 +34,7 @@ def with_lost_steps(
     After the loss of all nodes, and after a resumption, only the status knows the step that was
     reached. It is that of a report, so the number is a minimum. The first report of the round gives
     the step with which it began; `before` is the status before this report, and afterwards nothing
-    changes. Steps in the records of rounds that were not seen are no part of it.
+    changes. Steps in the records of rounds that were not seen are not part of it.
     """
     reached = None if before is None else before.reached_step
     began = _began_step(view)
@@ -182,7 +182,7 @@ def with_rounds(
     paused_since = _earlier(seen, began)
     if since is None or (_trains(view) and last == view.round):
         paused_since = None
-    elif not _trains(view) and view.state is not RendezvousState.CLOSED:  # the end is no pause
+    elif not _trains(view) and view.state is not RendezvousState.CLOSED:  # the end is not a pause
         is_open = view.state is not RendezvousState.FINAL and view.since is not None
         paused_since = paused_since or (view.since if is_open else now)
     after = before.model_copy(

@@ -131,7 +131,7 @@ class StopCheck:
 
     Args:
         opened: time at which the present round opened.
-        outside: this coordinator is no member of the last round that still trains.
+        outside: this coordinator is not a member of the last round that still trains.
     """
 
     view: View
