@@ -283,8 +283,8 @@ def _silent_server(where: Sequence[str]) -> str:
         return ""
     except subprocess.TimeoutExpired:
         return server
-    said = done.stderr.decode(errors="replace")
-    return server if done.returncode and any(sign in said for sign in _SILENCE) else ""
+    errors = done.stderr.decode(errors="replace")
+    return server if done.returncode and any(sign in errors for sign in _SILENCE) else ""
 
 
 def _checked(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:

@@ -238,7 +238,7 @@ class EtcdSource:
         known, ignored = bounded_members(found, pods, job.spec.max_nodes)
         if ignored and not memory.rendezvous.crowded:
             log.warning(
-                "ignores the records of %d members beyond maxNodes (%d), which have no pod",
+                "ignoring the records of %d members beyond maxNodes (%d), which have no pod",
                 ignored, job.spec.max_nodes, extra=of_job(f"{self.namespace}/{job.metadata.name}"),
             )  # fmt: skip
         if ignored:
