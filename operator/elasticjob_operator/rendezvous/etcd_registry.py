@@ -31,8 +31,8 @@ from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.status.readiness import stalled
 from elasticjob_operator.etcd_tls.job_users import (
     SecretMissing,
-    forget_job,
-    forget_user,
+    remove_job,
+    remove_users,
     renew_revoked_secret,
 )
 from elasticjob_operator.etcd_tls.user_audit import (
@@ -456,9 +456,9 @@ async def _check_records(job: ElasticJob, etcd: Etcd, kube: Kube) -> None:
     before = stalled(job)
     if etcd.cache.exceeded(namespace, uid) is not None:
         if etcd.users is not None:
-            await forget_user(etcd.users, uid)
+            await remove_users(etcd.users, uid)
             await renew_revoked_secret(kube, job)
-        await forget_job(etcd.client, etcd.users, namespace, uid)
+        await remove_job(etcd.client, etcd.users, namespace, uid)
         etcd.cache.forget(namespace, uid)
     elif before is None or before.reason != Obstacle.RECORDS:
         return
