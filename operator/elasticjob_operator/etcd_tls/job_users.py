@@ -118,12 +118,12 @@ async def access_for(
 
 
 async def remove_old_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
-    """Remove the users of a job beside that of its Secret, and return their names.
+    """Remove all users of a job except the one in its Secret; return their names.
 
-    These are the user before it, and the next one of a rotation that did not reach the Secret. They
-    are looked up by name: each job does this every few minutes, and a list has the users of all
-    jobs. Before the removal etcd checks the password in the Secret: another replica may have set
-    another one in the same rotation. Raises `EtcdError`.
+    Candidates are the previous user, and the next one if a rotation did not reach the Secret. They
+    are looked up by name, every few minutes for each job, since a list has the users of all jobs.
+    etcd must first accept the password in the Secret: another operator replica may have set another
+    one in the same rotation. Raises `EtcdError`.
     """
     number = rotations(access.user)
     names = [user_name(uid, other) for other in (number - 1, number + 1) if other >= 0]

@@ -77,7 +77,7 @@ class PeerError(OSError):
 
 
 class CopyRefused(PeerError):
-    """Peer that refused a copy, as one does whose training has ended."""
+    """Error of a copy that a peer refused, for example because its training has ended."""
 
 
 class CommittedPart:

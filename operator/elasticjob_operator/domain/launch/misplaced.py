@@ -247,7 +247,7 @@ _REMEDY = 'write the line as one word for a shell: ["bash", "-c", "…"]'
 
 
 def _nothing(words: Sequence[str]) -> str:
-    """Return a description of an interpreter that is given nothing to run, or nothing."""
+    """Return a description of an interpreter without a program to run; empty if it has one."""
     name = file_name(words[0])
     if is_python(name) and python_target(words[1:]) is None:
         given = any(word in ("-", "-V", "-VV", "--version", "-h", "--help") for word in words)

@@ -218,7 +218,7 @@ def _is_single(line: shell.Line) -> bool:
 
 
 def _opaque_wrapper(words: Sequence[str]) -> str:
-    """Return the first wrapper around a shell that changes more than variables, or nothing."""
+    """Return the first wrapper around a shell that changes more than variables; empty if none."""
     at = 0
     while at < len(words):
         if not is_transparent(words[at:]):
@@ -231,7 +231,7 @@ def _opaque_wrapper(words: Sequence[str]) -> str:
 
 
 def _obstacle(text: str, line: shell.Line, positional: Sequence[str]) -> str:
-    """Return the first construct that prevents a split, or nothing."""
+    """Return the first construct that prevents a split; empty if the line can be split."""
     if line.compound:
         return line.compound
     if "$$" in _unquoted(line):
