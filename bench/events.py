@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class MalformedEvent(Exception):
-    """Line that is no valid worker event; the text names the file."""
+    """Line that is not a valid worker event; the text names the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def set_up_seconds(framework: str, interpreter: Path, limit_seconds: float) -> f
                 worker.wait()
         logs = [(folder / f"worker-{rank}.log").read_text() for rank in range(NODES)]
         imports = max(import_seconds(log.splitlines()) for log in logs)
-    # The remaining step duration is no work.
+    # The remaining step duration is not work.
     return stepped - began - imports - STEP_SECONDS
 
 

@@ -33,7 +33,9 @@ _REASON = re.compile(r"Error from server \((\w+)\): ")
 _PREFIX = re.compile(r"(error: |Error from server( \(\w+\))?: )+")
 """Prefixes of kubectl's messages."""
 _CHECK_ADDRESS = "check the cluster's address with `kubectl cluster-info`"
-_NO_API_SERVER = f"this is no answer of an API server: {_CHECK_ADDRESS}, and proxies on the way"
+_NO_API_SERVER = (
+    f"this is not the answer of an API server: {_CHECK_ADDRESS}, and proxies on the way"
+)
 _FORBIDDEN = "ask the cluster's administrator for this permission"
 _NETWORK = "check the cluster's address in the kubeconfig, the network and proxies on the way"
 _SILENCE = (
@@ -115,7 +117,7 @@ def selects_cluster(
 
 
 def checked_name(name: str) -> str:
-    """Return a job's name, which is no option of kubectl. Raises `BadInput`."""
+    """Return a job's name, which must not be an option of kubectl. Raises `BadInput`."""
     if not _NAME.fullmatch(name):
         raise BadInput(f"the name of a job must be a DNS label, not {echoed(name)}")
     return name
@@ -281,8 +283,8 @@ def _silent_server(where: Sequence[str]) -> str:
         return ""
     except subprocess.TimeoutExpired:
         return server
-    said = done.stderr.decode(errors="replace")
-    return server if done.returncode and any(sign in said for sign in _SILENCE) else ""
+    errors = done.stderr.decode(errors="replace")
+    return server if done.returncode and any(sign in errors for sign in _SILENCE) else ""
 
 
 def _checked(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:

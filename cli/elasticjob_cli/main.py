@@ -121,7 +121,7 @@ SYNONYMS = {
 
 
 def unknown_command(word: str, commands: Mapping[str, str]) -> str:
-    """Return the error for a word that is no command, with the nearest one."""
+    """Return the error for a word that is not a command, with the nearest one."""
     if word == "help":
         return "no command 'help'; `-h` shows the help, also behind a command: `run -h`"
     if word in COMMANDS:

@@ -7,8 +7,8 @@ replace the file with a JSON object instead (docs/training.md).
 The agent writes `ELASTICJOB_REQUEST_FILE`: one line of text of `REQUEST_BYTES`, blank until it
 requests a checkpoint.
 
-A report on snapshots, an answer to requests and the reason for lost steps follow the record in the
-progress file; earlier releases do not read them.
+In the progress file three sections follow the record: a report on snapshots, the worker's answer to
+checkpoint requests, and the reason for lost steps. Earlier releases do not read them.
 
 `ELASTICJOB_SAVED_FILE` is for programs that cannot use the other files: its existence announces
 that the worker saves on request, and each write to it reports a complete checkpoint.
@@ -42,12 +42,12 @@ MAGIC = b"EJP1"
 MAX_METRICS = 8
 NAME_BYTES = 24
 SAVES = 1
-"""Flag: the script asked to save before a planned stop."""
+"""Flag: the script wants to save a checkpoint before a planned stop."""
 REPORTS = 2
-"""Flag: it reports this checkpoint once it is complete, so without a report there is none."""
+"""Flag: the worker reports that checkpoint once it is complete; no report means no checkpoint."""
 KEEPS = 4
-"""Flag: the state can be kept in the memory of the nodes before a planned stop, instead of a
-checkpoint; it is reported like one."""
+"""Flag: instead of a checkpoint, the worker can take a snapshot in the memory of the nodes before a
+planned stop. It reports the snapshot like a checkpoint."""
 
 _HEAD = struct.Struct("<4sI")
 _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
@@ -158,25 +158,25 @@ REPORT_BYTES = _HEAD.size + _REPORT.size
 ANSWER_START = RECORD_BYTES + REPORT_BYTES
 """Offset of the answer."""
 FITS, NO_ROOM, UNUSABLE = range(3)
-"""State of the memory for snapshots: it holds two; two do not fit; another error."""
+"""States of the memory for snapshots: it has room for two; it does not; it cannot be used."""
 _ERRNO_AT, _STORAGE_AT = 8, 20
 """Positions of the numbers of two errors in `SnapshotReport.trouble`, of 12 bits each."""
 _ERRNO_MASK = (1 << 12) - 1
 
 
 def unusable(number: int | None) -> int:
-    """Return the trouble of memory that this error, an errno, makes unusable."""
+    """Return the value of `SnapshotReport.trouble` for memory that is unusable due to an errno."""
     return UNUSABLE | ((number or 0) & _ERRNO_MASK) << _ERRNO_AT
 
 
 def with_storage(trouble: int, number: int) -> int:
-    """Return the trouble of memory together with the errno of a failed write to storage, or 0."""
+    """Return `trouble` with the errno of the last write to storage; 0 if it succeeded."""
     memory = trouble & ((1 << _STORAGE_AT) - 1)
     return memory | (number & _ERRNO_MASK) << _STORAGE_AT
 
 
 def trouble_of(value: int) -> tuple[int, int]:
-    """Return the state of the memory in a report, and the errno of one that is unusable."""
+    """Return the state of the memory in a report, and its errno if it is `UNUSABLE`."""
     return value & ((1 << _ERRNO_AT) - 1), value >> _ERRNO_AT & _ERRNO_MASK
 
 
@@ -186,22 +186,23 @@ def storage_trouble_of(value: int) -> int:
 
 
 class Loss(enum.IntEnum):
-    """Reason for which the last step of the round before was not copied at its stop.
+    """Reason for which the last step of the previous round was lost: it has no stop copy.
 
-    The ranks have several: the highest one counts. The numbers are part of the format.
+    If the ranks report different reasons, the highest one counts. The numbers are part of the
+    format.
     """
 
     UNKNOWN = 0
     WORKERS_ENDED = 1
-    """No worker with that step was left to copy it, or it ended before the copy was complete."""
+    """No worker that held that step was alive to copy it, or it ended during the copy."""
     IN_STEP = 2
-    """The stop came between the step of an optimizer and the end of `save`."""
+    """The workers stopped between the step of an optimizer and the end of `save`."""
     COPY_LATE = 3
-    """Another worker of the node did not end its copy in time."""
+    """Another worker of the node did not complete its copy in time."""
     COPY_TOO_LONG = 4
     """A copy would have taken longer than the steps since the last snapshot."""
     RANK_STATE_MISSING = 5
-    """The own state of a rank was not there for that step."""
+    """The own state of a rank for that step was not found on the node."""
     WRITE_FAILED = 6
     """The copy could not be written."""
     STATE_CHANGED = 7
@@ -209,15 +210,15 @@ class Loss(enum.IntEnum):
     STEPS_SKIPPED = 8
     """`save` was not called after each step of the optimizers."""
     COST = 9
-    """To keep the state of each step took too large a share of the time."""
+    """Holding the state of each step took too large a share of the training time."""
     UNSUPPORTED_STATE = 10
-    """The state has a value that cannot be kept, such as a sparse tensor or one on a GPU."""
+    """The state has a value that cannot be held, such as a sparse tensor or one on a GPU."""
     RANK_STATE_TOO_LARGE = 11
-    """The own state of a rank exceeds the maximum for each step."""
+    """The own state of a rank exceeds the maximum size for a stop copy."""
     STATE_TOO_LARGE = 12
     """Too many bytes of the state are outside the optimizers."""
     NO_TENSORS = 13
-    """A rank gave a state without tensors."""
+    """The state that a rank passed to `save` has no tensors."""
     SHARDED = 14
     """The state is sharded."""
     ON_DEVICE = 15
@@ -225,7 +226,7 @@ class Loss(enum.IntEnum):
     NO_MEMORY = 16
     """The memory of a node for snapshots cannot be used."""
     NO_OPTIMIZERS = 17
-    """`Snapshots` was given no optimizers."""
+    """`Snapshots` was created without `optimizers`."""
 
     @property
     def reason(self) -> str:
@@ -234,18 +235,18 @@ class Loss(enum.IntEnum):
 
 
 class SnapshotReport(NamedTuple):
-    """Report of a worker on its snapshots. `NO_STEP` where there is none.
+    """Report of a worker on its snapshots. Steps are `NO_STEP` if there is no such snapshot.
 
     Args:
         step: step of the newest snapshot that is complete in the memory of this node.
         stored: step of the newest snapshot that is complete in storage, known to rank 0.
         replicated: step of the newest snapshot with confirmed copies on other nodes; `NO_STEP`
             before the first of this round, and while copies fail.
-        replicas: number of copies of each rank's own state; 0 for none.
-        size: bytes of one snapshot in the memory of this node, of this worker's parts.
-        trouble: `FITS`, `NO_ROOM`, or the result of `unusable`, with that of `with_storage`.
-        restored: step with which this round began.
-        lost: steps of earlier rounds that are repeated; `NO_STEP` if unknown.
+        replicas: number of copies of each rank's own state on other nodes; 0 for none.
+        size: bytes of this worker's parts of one snapshot in the memory of this node.
+        trouble: `FITS`, `NO_ROOM` or the result of `unusable`, after `with_storage`.
+        restored: step at which this round began.
+        lost: number of steps of earlier rounds that are repeated; `NO_STEP` if unknown.
         lost_ms: duration of these steps.
         limit: bytes that the job allows for the snapshots of a node; 0 without a limit.
         loss: `Loss` of the lost steps.

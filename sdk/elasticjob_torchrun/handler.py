@@ -48,7 +48,7 @@ class NodeHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
             self._link = Link(address)
         except LinkLost as error:
             raise torch_rendezvous.RendezvousConnectionError(str(error)) from error
-        os.environ.pop(ADDRESS, None)  # a torchrun inside a worker is no node of the job
+        os.environ.pop(ADDRESS, None)  # a torchrun inside a worker is not a node of the job
 
     def get_backend(self) -> str:
         return self._backend

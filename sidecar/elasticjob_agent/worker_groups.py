@@ -169,7 +169,7 @@ class WorkerGroups:
             self._logs.memory_file(),
             settings.hang_seconds > 0,
         )
-        await self._give("prepare", self._runtime.prepare(order))
+        await self._send("prepare", self._runtime.prepare(order))
 
     async def start(self, command: StartGroup, hello: Hello) -> None:
         """Start the round's workers; without log or progress files if the disk fails."""
@@ -195,7 +195,7 @@ class WorkerGroups:
         dumps = settings.hang_seconds > 0
         max_bytes = settings.logs.stream_bytes(assignment.slots)
         order = start_workers(command, hello, logs, files, settings.run_id, max_bytes, dumps)
-        await self._give("start", self._runtime.start(self._adjust_start(order)))
+        await self._send("start", self._runtime.start(self._adjust_start(order)))
 
     async def stop(self, command: StopGroup, requested: bool) -> None:
         """Stop a round's workers.
@@ -210,7 +210,7 @@ class WorkerGroups:
             copies=command.copies,
             ends_step=command.ends_step,
         )
-        await self._give("stop", order)
+        await self._send("stop", order)
         if requested:
             with contextlib.suppress(OSError, TimeoutError):
                 await _on_disk(self._files.ask, command.round, None)
@@ -227,7 +227,7 @@ class WorkerGroups:
             return
         if request.point and state.hello is not None and state.hello.save_signal:
             order = self._runtime.signal(number, state.hello.save_signal)
-            await self._give("signal", order)
+            await self._send("signal", order)
         self._requested.set()
         utc_ms = time.time_ns() // 1_000_000
         self._post(WorkersProgressed(number, found, utc_ms, answers_request=True))
@@ -235,9 +235,9 @@ class WorkerGroups:
     async def release(self, exit_code: int, message: str) -> None:
         """Let the worker runtime end with this exit code and message."""
         shown = message if self._settings.announce else ""
-        await self._give("release", self._runtime.release(exit_code, shown))
+        await self._send("release", self._runtime.release(exit_code, shown))
 
-    async def _give(self, what: str, order: Awaitable[None]) -> None:
+    async def _send(self, what: str, order: Awaitable[None]) -> None:
         """Send a command. The core repeats a lost one after the next `Hello`."""
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):

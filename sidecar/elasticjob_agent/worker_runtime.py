@@ -236,7 +236,7 @@ class WorkerRuntime(Protocol):
     """
 
     def set_deadline(self, live_until: Callable[[], float | None]) -> None:
-        """Kill the workers once `live_until` (monotonic clock) has passed; None is no deadline.
+        """Kill the workers once `live_until` (monotonic clock) has passed; None means no deadline.
 
         The runtime enforces the last deadline itself if this process hangs or is gone.
         """
@@ -283,11 +283,11 @@ class WorkerRuntime(Protocol):
 
         Grace 0 sends SIGKILL at once, else SIGTERM and then SIGKILL after the grace period. A
         repeated call can shorten the grace period but never extend it. With `dump`, workers that
-        support it first write the stacks of their threads to standard error, and end by that.
+        support it write the stacks of their threads to standard error and end.
         With `copies` those that support it first copy the training state of their last step to the
         memory of the node, for at most ten seconds, and half of a grace period. With `ends_step`
-        they end their step before, within that time, also without `copies`: the workers of other
-        nodes then can.
+        they first finish their step, within that time, also without `copies`, so that the workers
+        of other nodes can finish theirs.
         """
         ...
 

@@ -45,7 +45,7 @@ _PRESENCE = (
     r"\$\{#NAME\}\"?\s*(-\w\w|[=!<>])",
     r"\bprintenv\s+NAME\b",
 )
-"""Forms of a test that a variable is set. A default that is a number is none: `${RANK:-0} = 0`
+"""Forms of a test that a variable is set. A numeric default is not such a test: `${RANK:-0} = 0`
 selects a node."""
 _PROCESSES = re.compile(
     r"(?:^|(?<=\s))--?(?:nproc[\w-]*|num[-_]proc\w*|np|n|ntasks)(?:=|\s+)([^\s;&|)]*)"
@@ -171,5 +171,5 @@ def _counts_processes(texts: Sequence[str]) -> bool:
 
 
 def _plain_references(value: str) -> list[str]:
-    """Return the names whose value may be this one unchanged; a product of nodes is none."""
+    """Return the names whose value may be the result without a change; none for a product."""
     return [] if "((" in value or "*" in value else _ANY_REFERENCE.findall(value)

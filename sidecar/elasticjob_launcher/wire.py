@@ -138,8 +138,8 @@ class Start(NamedTuple):
 class Stop(NamedTuple):
     """Request to stop a round's workers; with `dump`, they end by writing their stacks if able.
 
-    With `copies` they first copy their training state, with `ends_step` once they have ended their
-    step.
+    With `copies` they first copy their training state, with `ends_step` after they have finished
+    their step.
     """
 
     round: int

@@ -242,7 +242,7 @@ def _interpreter(
 ) -> tuple[str, tuple[str, ...], Mapping[str, str]]:
     """Return the interpreter of the workers, its options, and their environment.
 
-    For a command that is no Python program, such as a shell's, it is this process's interpreter.
+    For a command that is not a Python program, such as a shell's, it is this process's interpreter.
     """
     try:
         program = parse_command(argv, env.get("PATH", os.defpath))

@@ -166,8 +166,8 @@ def leader_watch_goes_on() -> Iterator[EngineFactory]:
         if watch is not None and isinstance(event, WatchBroken):
             state.doubt = before if event.generation == watch.generation else state.doubt
 
-    take = handle_event._take_watch
-    with patch.object(handle_event, "_take_watch", planted):
+    take = handle_event._handle_watch
+    with patch.object(handle_event, "_handle_watch", planted):
         yield Engine
 
 

@@ -29,6 +29,11 @@ SPEECH = re.compile(
 DATED = re.compile(r"\b(anew|hence|whence|thereby|likewise)\b", re.I)
 """Words with a plainer form: again, thus, by which, also."""
 CLAUSE_AS_NOUN = re.compile(r"\b(reasons? why|(who|what|which|whom)(so)?ever)\b", re.I)
+NEGATED_NOUN = re.compile(
+    r"(?P<there>\b[Tt]here (?:\w+ )?)?\b(?:is|are|was|were|be) (?:no|none)\b"
+    r"(?! (?:of|other|longer|more|less|later|earlier|older|newer|further|better)\b)"
+)
+"""Negation before a noun, as in "a file that is no script": plain English is "is not a script"."""
 DETERMINER = re.compile(r"(an?|the|this|that|these|those|its?|they|their|we|our|there)\b", re.I)
 """First words before a noun, or in place of one."""
 THIRD_PERSON = re.compile(r"(?!Pass|Process|Discard)[A-Z][a-z]*s\b")
@@ -146,7 +151,7 @@ def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def nonstandard(text: str) -> list[tuple[int, str]]:
-    """Return prose with a verb of people, a dated word or a clause in place of a noun."""
+    """Return prose with a verb of people, a dated word, a negated noun or a clause as a noun."""
     tree = ast.parse(text)
     prose = [*docstrings(tree), *comments(text), *messages(tree)]
     words = ((line, found, QUOTED.sub("", found)) for line, found in prose)
@@ -154,7 +159,13 @@ def nonstandard(text: str) -> list[tuple[int, str]]:
         (line, found.strip().splitlines()[0])
         for line, found, plain in words
         if any(rule.search(plain) for rule in (SPEECH, CLAUSE_AS_NOUN, DATED))
+        or _negates_noun(plain)
     ]
+
+
+def _negates_noun(text: str) -> bool:
+    words = " ".join(text.split())
+    return any(not found["there"] for found in NEGATED_NOUN.finditer(words))
 
 
 @pytest.mark.parametrize("folder", PRODUCT)
@@ -176,6 +187,9 @@ def test_docstrings_comments_and_messages_use_verbs_for_programs(folder: str) ->
         "x = 1  # the count begins anew",
         'log.warning("the agent told %s of the end", name)',
         'raise ValueError(f"{name} is set anew in every round")',
+        '"""Return the path of a file that is no\nscript."""',
+        "x = 0  # 0 is none",
+        'raise ValueError(f"{name} must be no pipe")',
     ],
 )
 def test_planted_verbs_of_people_are_found(text: str) -> None:
@@ -186,6 +200,13 @@ def test_names_quotations_and_directives_are_no_prose() -> None:
     assert not nonstandard(
         '"""Message `heard`, error "nobody told us" and scikit-learn; `forget` drops it."""\n'
         "import os  # noqa: learned\n"
+    )
+
+
+def test_absence_and_comparisons_are_no_negated_nouns() -> None:
+    assert not nonstandard(
+        '"""Value; None if there is none. `x` is None if it is no longer used."""\n'
+        "x = 1  # there would be no snapshot, and it is none of ours\n"
     )
 
 

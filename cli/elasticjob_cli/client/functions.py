@@ -43,7 +43,7 @@ def with_call(job: ElasticJob, call: FunctionCall, folder: JobFolder) -> Elastic
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         raise BadInput(f"the function of job {job.name!r} cannot be pickled: {error}") from error
     if inherited:
-        raise BadInput(f"an argument of the function of job {job.name!r} must be no pipe or lock")
+        raise BadInput(f"an argument of the function of job {job.name!r} cannot be a pipe or lock")
     _, *words = place.command()
     return _running(job, ["python3", *words], token, work)
 

@@ -261,7 +261,7 @@ def delete(
 
 
 def _is_finished(folder: JobFolder) -> bool:
-    """Return True if a local job has ended; a status that cannot be read is no end."""
+    """Return True if a local job has ended; a job without a readable status has not."""
     try:
         phase = Cells(folder.object()).text("status", "phase")
     except CommandError:

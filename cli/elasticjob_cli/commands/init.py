@@ -93,7 +93,7 @@ def _launch(job: ElasticJob) -> str:
 
 
 def _remedy(words: list[str]) -> str:
-    """Return the remedy for a first word that is no script; empty if there is none."""
+    """Return the remedy for a first word that is not a script; empty if there is none."""
     if words[0].endswith((".yaml", ".yml")):
         return ": `elasticjob run FILE` runs a manifest, `elasticjob validate FILE` checks it"
     script = next((word for word in words if is_script(word)), None)

@@ -87,10 +87,10 @@ def placed(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def for_each(names: Sequence[str], act: Callable[[str], str]) -> None:
-    """Apply a verb to each name and print its results; report errors, and continue, as kubectl
-    does.
+    """Apply a verb to each name and print its results; like kubectl, continue after an error.
 
-    The exit code is that of the first error. An error that is the same for two names is no name's.
+    The exit code is that of the first error. The same error for two names in a row does not depend
+    on the name, and ends the loop.
     """
     errors: list[CommandError] = []
     names = list(dict.fromkeys(names))

@@ -238,7 +238,7 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
 
 
 def _program_hint(file: str) -> str:
-    """Return a remedy if the file that is no manifest is a program."""
+    """Return a remedy if the file is a program and not a manifest."""
     if file == STANDARD_INPUT or not os.access(file, os.X_OK):
         return ""
     program = bounded(file if "/" in file else f"./{file}")

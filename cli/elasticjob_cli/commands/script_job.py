@@ -89,7 +89,7 @@ def arranged(words: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[lis
 def _options(
     words: Sequence[str], start: int, takes_value: Mapping[str, bool]
 ) -> tuple[int, list[str]]:
-    """Return the index of the first word that is no option of ours, and the options before it.
+    """Return the index of the first word that is not one of our options, and the options before it.
 
     Before the target every option counts as ours, so that a misspelt one is refused.
     """

@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 parts = urlsplit(self.path)
             except ValueError:
-                return _plain(HTTPStatus.BAD_REQUEST, "this is no address of a page")
+                return _plain(HTTPStatus.BAD_REQUEST, "this is not the address of a page")
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             headers = {name.lower(): text for name, text in self.headers.items()}
             request = Request(parts.path, headers, str(self.client_address[0]))

@@ -84,7 +84,7 @@ class Run:
 
 
 def check_label(value: str, field: str) -> None:
-    """Raise `BadInput` for a namespace or name that is no DNS label."""
+    """Raise `BadInput` for a namespace or name that is not a DNS label."""
     if not LABEL.fullmatch(value):
         raise BadInput(f"the {field} of a job must be a DNS label, not {echoed(value)}")
 
@@ -208,7 +208,7 @@ class JobFolder:
         before the job did.
 
         The fields are unchecked: `read_job` parses them. Raises `CommandError` if the object is
-        missing or is no JSON object.
+        missing or not a JSON object.
         """
         running = self.running()  # before the read, so that a runner's last write is not missed
         try:

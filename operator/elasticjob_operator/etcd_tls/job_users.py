@@ -117,13 +117,13 @@ async def access_for(
     return access
 
 
-async def forget_former_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
-    """Remove the users of a job beside that of its Secret, and return their names.
+async def remove_old_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
+    """Remove all users of a job except the one in its Secret; return their names.
 
-    These are the user before it, and the next one of a rotation that did not reach the Secret. They
-    are looked up by name: each job does this every few minutes, and a list has the users of all
-    jobs. Before the removal etcd checks the password in the Secret: another replica may have set
-    another one in the same rotation. Raises `EtcdError`.
+    Candidates are the previous user, and the next one if a rotation did not reach the Secret. They
+    are looked up by name, every few minutes for each job, since a list has the users of all jobs.
+    etcd must first accept the password in the Secret: another operator replica may have set another
+    one in the same rotation. Raises `EtcdError`.
     """
     number = rotations(access.user)
     names = [user_name(uid, other) for other in (number - 1, number + 1) if other >= 0]
@@ -209,10 +209,10 @@ async def renew_revoked_secret(kube: SecretWriter, job: ElasticJob) -> None:
     await kube.patch(SECRETS, namespace, name, {"metadata": metadata, "data": data})
 
 
-async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
+async def remove_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
     """Remove a deleted job's data from etcd: its users first, so that no further write succeeds."""
     if users is not None:
-        await forget_user(users, uid)
+        await remove_users(users, uid)
     removal = Txn((), (Delete(job_folder(namespace, uid), prefix=True),))
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -223,7 +223,7 @@ async def forget_job(client: Client, users: Users | None, namespace: str, uid: s
     await client.txn(removal)
 
 
-async def forget_user(users: Users, uid: str) -> None:
+async def remove_users(users: Users, uid: str) -> None:
     """Remove a job's users and its role."""
     for name in await _users_of(users, uid):
         await users.delete_user(name)

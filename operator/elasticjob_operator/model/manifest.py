@@ -368,7 +368,7 @@ def _is_other(document: YamlDocument) -> bool:
 
 def _note(document: YamlDocument) -> tuple[Place, Location, str]:
     assert isinstance(document.value, Mapping)
-    text = f"{_kind(document.value)} is not checked: it is no {KIND}"
+    text = f"{_kind(document.value)} is not checked: it is not an {KIND}"
     return document.place_of(("kind",)), ("kind",), text
 
 
@@ -447,5 +447,5 @@ def _kind(value: Mapping[str, object]) -> str:
 
 
 def _shown_name(name: str) -> str:
-    """Return the name of a kind or a version; in quotes if it is none."""
+    """Return the name of a kind or a version; in quotes if it is neither."""
     return name if re.fullmatch(r"[\w./-]{1,100}", name) else echoed(name)

@@ -59,18 +59,18 @@ class PodMemory:
 
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 60.0
-"""Bounds of the pause before the next pod after one that was withdrawn; it doubles each time."""
+"""Minimum and maximum pause after a withdrawn pod before the next one; it doubles each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawals:
-    """Pods that lost their owner references at their creation, and were deleted for it.
+    """Withdrawn pods: the operator deleted them because they were created without owner references.
 
     Args:
-        pods: names of the pods by uid; they are not the job's, even while they exist.
-        count: number of them in a row.
+        pods: names of these pods by uid; they do not belong to the job, even while they exist.
+        count: number of withdrawn pods in a row.
         until: monotonic time before which no further pod is created.
-        message: message on the last one.
+        message: message on the last withdrawn pod.
     """
 
     pods: Mapping[str, str] = field(default_factory=dict)
@@ -90,11 +90,11 @@ class RendezvousMemory:
 
     Args:
         incarnation: newest known incarnation from any source; None while unknown.
-        goes_on: True if that incarnation existed, not suspended, when it was last read.
+        goes_on: True if the last read found that incarnation, and it was not suspended.
         bounds: bounds written last, which the informer cache may lack.
         pod_history: participants, if the rendezvous is read through its agents.
         joined: uids of existing pods that are or have been members.
-        crowded: True once records of members beyond maxNodes were ignored, which was logged.
+        crowded: True once the log has a line on ignored records of members beyond maxNodes.
     """
 
     incarnation: int | None = None
@@ -105,8 +105,10 @@ class RendezvousMemory:
     crowded: bool = False
 
     def with_members(self, found: Records | None, pods: Iterable[Pod]) -> RendezvousMemory:
-        """Return the memory with the members in these records. Records of a member go with it;
-        the pod stays longer."""
+        """Return the memory with the members in these records added.
+
+        A member's record disappears with it; its pod exists longer and shows that it was a member.
+        """
         known = self.joined if found is None else self.joined | found.joined
         return replace(self, joined=known & {pod.uid for pod in pods})
 
@@ -134,13 +136,13 @@ class OwnedMemory:
 
 @dataclass(frozen=True, slots=True)
 class SentStatus:
-    """Status of which the API server stored a part, because its CRD lacks some of the fields.
+    """Status of which the API server dropped fields, because its CRD is older than the operator.
 
     Args:
-        stored: digest of the stored part.
-        document: the whole status as JSON, a third of the size of its objects.
-        sent_at: monotonic time at which it was written.
-        unconfirmed: next status, if its write had no answer.
+        stored: digest of the part that the API server stored.
+        document: the complete status as JSON, which takes a third of the memory of its objects.
+        sent_at: monotonic time of the write.
+        unconfirmed: next status, if there was no answer to its write.
     """
 
     stored: str

@@ -250,7 +250,7 @@ class KubeCluster:
         return True
 
     async def _is_left(self, context: ReconcileContext, uid: str) -> bool:
-        """Return True if the pod that was withdrawn still exists; delete it if that failed."""
+        """Return True if the withdrawn pod still exists; delete it again if the deletion failed."""
         namespace, name = context.job.metadata.namespace, context.memory.withdrawn.pods[uid]
         try:
             metadata = (await self._kube.get(PODS, namespace, name))["metadata"]

@@ -298,7 +298,11 @@ class Reconciler:
                     key.namespace, memory.uid, self._dependencies.now()
                 )
             except CLEANUP_ERRORS as error:  # must not delay another job of the same name
-                log.warning("deleted, not closed yet: %s", error, extra=of_job(key))
+                log.warning(
+                    "cannot close the rendezvous of the deleted job yet: %s",
+                    error,
+                    extra=of_job(key),
+                )
             if memory.deleted_at is None:
                 memory.deleted_at = self._dependencies.clock()
                 await self._delete_unowned(memory)

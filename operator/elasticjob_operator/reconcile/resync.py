@@ -23,9 +23,9 @@ from elasticjob_operator.domain.observed.etcd_records import outcome_record, ren
 from elasticjob_operator.domain.observed.state import UNREADABLE, StopReason
 from elasticjob_operator.domain.plan.closing_checkpoint import closing_step
 from elasticjob_operator.etcd_tls.job_users import (
-    forget_job,
-    forget_user,
     namespace_of_user,
+    remove_job,
+    remove_users,
     uids_with_users,
 )
 from elasticjob_operator.kubernetes.client import (
@@ -93,7 +93,7 @@ async def delete_job_data(etcds: EtcdRegistry, namespace: str, uid: str) -> None
     """Delete all etcd data of a closed job without pods. Raises `CLEANUP_ERRORS`."""
     for etcd in etcds.all():
         if etcd.users is not None or etcd.newest(namespace, uid) is not None:
-            await forget_job(etcd.client, etcd.users, namespace, uid)
+            await remove_job(etcd.client, etcd.users, namespace, uid)
 
 
 log = logging.getLogger(__name__)
@@ -271,7 +271,7 @@ class Resync:
             if (await namespace_of_user(users, uid), uid) in with_pods:
                 continue
             log.info("deleting the etcd user of a deleted job: %s", uid)
-            await forget_user(users, uid)
+            await remove_users(users, uid)
 
     async def _check_cache(self, etcd: Etcd) -> None:
         if etcd.cache.known:

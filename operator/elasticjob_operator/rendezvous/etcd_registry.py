@@ -31,8 +31,8 @@ from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.status.readiness import stalled
 from elasticjob_operator.etcd_tls.job_users import (
     SecretMissing,
-    forget_job,
-    forget_user,
+    remove_job,
+    remove_users,
     renew_revoked_secret,
 )
 from elasticjob_operator.etcd_tls.user_audit import (
@@ -255,8 +255,10 @@ class EtcdRegistry:
             await self.own.guard()
 
     async def audit(self) -> None:
-        """Find users, roles and grants in the operator's etcd that are no job's; remove them where
-        only the operator administers users. Raises `EtcdError`."""
+        """Find users, roles and grants in the operator's etcd that do not belong to a job.
+
+        Remove them if only the operator administers the users of that etcd. Raises `EtcdError`.
+        """
         users = self.own.users
         if users is None or self.own.other_owner:
             return
@@ -454,9 +456,9 @@ async def _check_records(job: ElasticJob, etcd: Etcd, kube: Kube) -> None:
     before = stalled(job)
     if etcd.cache.exceeded(namespace, uid) is not None:
         if etcd.users is not None:
-            await forget_user(etcd.users, uid)
+            await remove_users(etcd.users, uid)
             await renew_revoked_secret(kube, job)
-        await forget_job(etcd.client, etcd.users, namespace, uid)
+        await remove_job(etcd.client, etcd.users, namespace, uid)
         etcd.cache.forget(namespace, uid)
     elif before is None or before.reason != Obstacle.RECORDS:
         return

@@ -22,8 +22,8 @@ from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, O
 from elasticjob_operator.etcd_tls.job_users import (
     access_for,
     access_of_author,
-    forget_former_users,
-    forget_user,
+    remove_old_users,
+    remove_users,
 )
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
@@ -238,7 +238,7 @@ class EtcdSource:
         known, ignored = bounded_members(found, pods, job.spec.max_nodes)
         if ignored and not memory.rendezvous.crowded:
             log.warning(
-                "ignores the records of %d members beyond maxNodes (%d), which have no pod",
+                "ignoring the records of %d members beyond maxNodes (%d), which have no pod",
                 ignored, job.spec.max_nodes, extra=of_job(f"{self.namespace}/{job.metadata.name}"),
             )  # fmt: skip
         if ignored:
@@ -264,7 +264,7 @@ class EtcdSource:
     async def remove_former_users(self, access: Access) -> tuple[str, ...]:
         if self.etcd.users is None:
             return ()
-        return await forget_former_users(self.etcd.users, self.uid, access)
+        return await remove_old_users(self.etcd.users, self.uid, access)
 
     def is_stale(self, access: Access) -> bool:
         if self.etcd.own:
@@ -278,7 +278,7 @@ class EtcdSource:
 
     async def revoke_access(self) -> None:
         if self.etcd.users is not None:
-            await forget_user(self.etcd.users, self.uid)
+            await remove_users(self.etcd.users, self.uid)
 
     async def write_params(
         self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int

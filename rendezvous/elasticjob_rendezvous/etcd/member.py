@@ -50,7 +50,7 @@ def _message(kv: KeyValue) -> wire.Message:
 
 
 def answered(txn: Txn, result: TxnResult) -> TxnResult:
-    """Encode and decode a transaction and its result."""
+    """Encode and decode a transaction and its result as the client does, for the rehearsal."""
     rpc_pb2.TxnRequest.FromString(wire.txn_request(txn).SerializeToString())
     found = iter(result.ranges)
     answers = []
@@ -66,7 +66,7 @@ def answered(txn: Txn, result: TxnResult) -> TxnResult:
 
 
 def seen(events: tuple[WatchEvent, ...]) -> tuple[WatchEvent, ...]:
-    """Encode and decode watch events."""
+    """Encode and decode watch events as the client does, for the rehearsal."""
     reply = rpc_pb2.WatchResponse()
     for event in events:
         if isinstance(event, Deleted):

@@ -157,7 +157,7 @@ class Transport:
     async def _delay_before_next(
         self, call: _Call, link: Link, failure: Failure, cause: BaseException
     ) -> float:
-        """Return the delay before the next attempt in seconds; raise if there must be none."""
+        """Return the delay before the next attempt in seconds; raise if the call must end."""
         unproven = failure.verdict is PermissionDenied and self.token.is_absent(call.metadata)
         if (unproven or failure.verdict is Verdict.STALE_TOKEN) and not call.refreshed:
             call.refreshed = True

@@ -61,11 +61,11 @@ class Timers:
         self.wake = at if self.wake is None else min(self.wake, at)
         return False
 
-    def calm(self, key: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
-        """Return True if `count` has held for the quiet time, or any count for the maximum time.
+    def settled(self, key: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
+        """Return True if `count` has not changed for the quiet time, or the maximum time is over.
 
-        Else request a wake-up then. Each count has its own stopwatch: a new one restarts the quiet
-        time.
+        Otherwise request a wake-up for that time. Each count has its own stopwatch, so a new count
+        restarts the quiet time; the maximum time runs from the first call for `key`.
         """
         quiet_at = self.since((key, count)) + quiet_seconds
         return self.passed(min(quiet_at, self.since(key) + most_seconds))

@@ -1,13 +1,13 @@
-"""Protocol engine of one agent: a step function over events, with no I/O.
+"""Protocol engine of one member: a step function over events. No I/O.
 
-`Engine.step` takes one event and returns effects; between events nothing happens. After each event
-it looks at its whole state and does what is due (level-triggered), so a lost or repeated event
-costs time and never correctness. At most one request to etcd is in flight; when its outcome is in
-doubt the engine reads again before it decides.
+`Engine.step` processes one event and returns the effects to perform; between events nothing
+happens. Each step evaluates the whole state (level-triggered), so a lost or repeated event costs
+time and never correctness. At most one request to etcd is in flight; if its outcome is uncertain,
+the engine reads again before it decides.
 
-This module holds the order of the parts: `state` (the data), `handle_event` and `handle_etcd`
-(handling of events), `upkeep` (upkeep without requests), `next_request` (the next request) and
-`next_directive` (the directive for the agent).
+A step runs these modules in order: `handle_event` and `handle_etcd` update the `state` from the
+event, `upkeep` maintains lease, watches and links, `next_request` chooses the next request to etcd,
+and `next_directive` derives the directive for the agent.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from elasticjob_rendezvous.protocol.events import (
     PeerHeartbeat,
     PeerUp,
 )
-from elasticjob_rendezvous.protocol.handle_event import take
+from elasticjob_rendezvous.protocol.handle_event import handle
 from elasticjob_rendezvous.protocol.leaving import is_saving
 from elasticjob_rendezvous.protocol.liveness import leave_notices
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
     evidence_until,
     live_until,
-    may_go_on,
+    may_workers_continue,
 )
 from elasticjob_rendezvous.protocol.next_directive import Facts, direct
 from elasticjob_rendezvous.protocol.next_request import next_request, reads_failure
@@ -37,7 +37,7 @@ from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.replica import View
 from elasticjob_rendezvous.protocol.state import EngineState
-from elasticjob_rendezvous.protocol.upkeep import keep_up
+from elasticjob_rendezvous.protocol.upkeep import maintain
 from elasticjob_rendezvous.protocol.worker_group import Local
 
 
@@ -45,14 +45,14 @@ class Engine:
     """Protocol of one member; its interface is `events`, `effects` and `directives`.
 
     Attributes:
-        directive: present order to the agent.
-        wake_at: time to send `Tick`, if nothing else happens before.
-        view, local, session, lease, safety, watches, leadership, coordinator: state of this member
-            (see `state`); read-only.
+        directive: current directive for the agent.
+        wake_at: time at which the driver sends `Tick`, if there is no other event before.
+        view, local, session, lease, self_fencing, watches, leader_link, coordinator: parts of the
+            `EngineState`; read-only.
     """
 
     def __init__(self, config: Config) -> None:
-        state = self._our = EngineState(config)
+        state = self._state = EngineState(config)
         self.directive: Directive = Idle("not started")
         self.config = config
         self.lease = state.lease
@@ -64,33 +64,33 @@ class Engine:
 
     @property
     def wake_at(self) -> float | None:
-        return self._our.alarm.at
+        return self._state.alarm.at
 
     @property
     def view(self) -> View:
-        return self._our.view
+        return self._state.view
 
     @property
     def local(self) -> Local:
-        return self._our.local
+        return self._state.local
 
     @property
     def session(self) -> str:
-        return self._our.session
+        return self._state.session
 
     @property
     def live_until(self) -> float:
-        """Deadline of the workers by present knowledge, on the clock of `step`."""
-        return live_until(self._our)
+        """Deadline of the workers by the current evidence, on the clock of `step`."""
+        return live_until(self._state)
 
     @property
     def evidence_until(self) -> float:
         """Time until which linked members may rely on their round number, on that clock."""
-        return evidence_until(self._our)
+        return evidence_until(self._state)
 
     def step(self, event: Event, clock: Clock) -> list[Effect]:
-        """Take in one event; return the effects to perform, in order."""
-        state = self._our
+        """Process one event; return the effects to perform, in order."""
+        state = self._state
         state.clock = clock
         if isinstance(event, PeerHeartbeat | PeerUp) and self._is_routine(event):
             state.coordinator.peers.up(event, clock.now)
@@ -99,8 +99,8 @@ class Engine:
             return leave_notices.receive(state, event)
         state.alarm = Alarm()
         state.effects = []
-        take(state, event)
-        self._name_malformed()
+        handle(state, event)
+        self._log_malformed()
         if not state.round_is(RoundState.CLOSED):
             state.closed_at = None
         elif state.closed_at is None:
@@ -109,7 +109,7 @@ class Engine:
             state.link_delay.sealed_at = clock.now
             leave_notices.forget(state)
         state.coordinator.last = state.rounds.last
-        keep_up(state)
+        maintain(state)
         self._request()
         self.directive = self._direct()
         return state.effects
@@ -121,24 +121,27 @@ class Engine:
         otherwise: in answer to a later `Stop` it names their round even if it never started them.
         """
         if isinstance(self.directive, Run):
-            self._our.worker_group.count_as_starting(self.directive.roster.number)
+            self._state.worker_group.count_as_starting(self.directive.roster.number)
         return self.directive
 
     def _is_routine(self, event: PeerHeartbeat | PeerUp) -> bool:
-        """Return True if the event has no consequence; without a valid lease it is evidence."""
-        state = self._our
+        """Return True if the event changes only the time of a member's last heartbeat.
+
+        Without a valid lease every heartbeat is evidence, on which the workers' deadline depends.
+        """
+        state = self._state
         return state.self_fencing.backed(state.now) and state.coordinator.peers.is_routine(event)
 
-    def _name_malformed(self) -> None:
-        """Log each malformed record once; it counts for nothing."""
-        for key, error in self._our.view.malformed.items():
+    def _log_malformed(self) -> None:
+        """Log each malformed record once; the protocol ignores it."""
+        for key, error in self._state.view.malformed.items():
             if self._malformed.get(key) != str(error):
                 self._malformed[key] = str(error)
-                self._our.note(f"record ignored: {error}", warning=True)
+                self._state.note(f"record ignored: {error}", warning=True)
 
     def _request(self) -> None:
-        """Send the next request, if none is in flight and no back-off spares etcd."""
-        state = self._our
+        """Send the next request, unless one is in flight or a back-off has not ended."""
+        state = self._state
         if state.inflight.request is not None or not state.alarm.passed(
             state.backoff.until, state.now
         ):
@@ -149,7 +152,7 @@ class Engine:
             state.effects.append(request)
 
     def _direct(self) -> Directive:
-        state = self._our
+        state = self._state
         if state.refused is not None:
             return state.refused
         if state.left or state.leave_state.gave_up(state.now, state.alarm):
@@ -159,5 +162,5 @@ class Engine:
         late = state.worker_group.is_late(state.current, grace_seconds, state.now, state.alarm)
         saving = is_saving(state)
         roster = state.rounds.roster
-        safe, reads = may_go_on(state), reads_failure(state)
+        safe, reads = may_workers_continue(state), reads_failure(state)
         return direct(Facts(state.own, bounds, safe, roster, late, saving, state.store, reads))

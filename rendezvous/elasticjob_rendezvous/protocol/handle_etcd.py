@@ -1,7 +1,7 @@
-"""Handling of etcd's answers and failures. No I/O.
+"""Handling of etcd's answers and failed requests: each updates the engine state. No I/O.
 
-After an answer that shows the loss of etcd's data, or of this member's key, the member registers
-again.
+If an answer shows that etcd has lost its data or this member's key, the session ends, and the
+member registers again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from elasticjob_rendezvous.protocol.requests import Ranges
 from elasticjob_rendezvous.protocol.state import EngineState
 
 
-def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | StoreRefused) -> None:
-    """Handle an event about this member's lease, or about one it renews for orphaned workers."""
+def handle_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | StoreRefused) -> None:
+    """Handle an event of this member's lease, or of one that it renews for orphaned workers."""
     match event:
         case Granted(lease, deadline):
             state.inflight.taken()
@@ -47,7 +47,7 @@ def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | Stor
             state.self_fencing.store_refused_at = state.now
 
 
-def take_read(state: EngineState, event: ReadDone) -> None:
+def handle_read(state: EngineState, event: ReadDone) -> None:
     """Merge the result of a read into the view."""
     read, _ = state.inflight.taken()
     _record_answer(state)
@@ -59,7 +59,7 @@ def take_read(state: EngineState, event: ReadDone) -> None:
     state.view.cluster_id = event.cluster_id
     state.view.absorb(event.revision, event.ranges)
     state.checked_at = state.now
-    _find_leader(state, event.revision, event.ranges)
+    _update_leader(state, event.revision, event.ranges)
     state.answered |= {target.key for target, _ in event.ranges}
     whole = isinstance(read, Read) and any(r.covers(state.keys.bounds) for r in read.ranges)
     if whole and state.inflight.is_up_to_date(state.watches):
@@ -72,7 +72,7 @@ def take_read(state: EngineState, event: ReadDone) -> None:
         session.lose(state, "its key is gone")
 
 
-def take_txn(state: EngineState, event: TxnDone) -> None:
+def handle_txn(state: EngineState, event: TxnDone) -> None:
     """Merge the result of a write, and of the reads in it, into the view."""
     write, note = state.inflight.taken()
     _record_answer(state)
@@ -82,13 +82,13 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
     if state.inflight.shows_data_loss(
         state.view, state.watches, result.cluster_id, result.revision, result.ranges
     ):
-        # The decision rested on lost data: start over from a read.
+        # The decision was based on lost data: start again with a read.
         session.restart_session(state)
         return
     state.view.cluster_id = result.cluster_id
     state.view.wrote(write.txn, result)
     state.checked_at = state.now
-    found = _find_leader(state, result.revision, result.ranges)
+    found = _update_leader(state, result.revision, result.ranges)
     if found and state.inflight.is_up_to_date(state.watches):
         state.doubt = False
     if not result.succeeded:
@@ -100,13 +100,13 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
 
 
 def handle_ambiguous_write(state: EngineState) -> None:
-    """Note that a write may or may not have been applied: read again before any decision."""
+    """Mark the view as doubtful after a write of unknown outcome: a read precedes any decision."""
     state.inflight.taken()
     state.doubt = True
     state.backoff.failed(state.now)
 
 
-def take_failure(state: EngineState, event: RequestFailed) -> None:
+def handle_failure(state: EngineState, event: RequestFailed) -> None:
     """Back off after a request that etcd did not serve.
 
     Before etcd's first answer a terminal error, or the connect timeout, refuses the member; after
@@ -123,7 +123,7 @@ def take_failure(state: EngineState, event: RequestFailed) -> None:
         state.refused = Refused(f"{waited}: {event.error}")
 
 
-def _find_leader(state: EngineState, revision: int, ranges: Ranges) -> bool:
+def _update_leader(state: EngineState, revision: int, ranges: Ranges) -> bool:
     """Update the known coordinator; return True if the read asked for it."""
     before = state.leader_link.key
     found = state.leader_link.found(revision, ranges, state.view.malformed)

@@ -1,6 +1,7 @@
-"""Handling of events: updates the state; other modules decide what is due then. No I/O.
+"""Handling of events: each event updates the engine state. No I/O.
 
-`handle_etcd` handles the answers of etcd.
+`handle_etcd` handles the answers of etcd. Decisions follow in `upkeep`, `next_request` and
+`next_directive`, from the updated state alone.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from elasticjob_rendezvous.protocol.liveness.probes import PROBE_INTERVAL_SECOND
 from elasticjob_rendezvous.protocol.state import EngineState
 
 
-def take(state: EngineState, event: Event) -> None:
-    """Handle any event of the protocol."""
+def handle(state: EngineState, event: Event) -> None:
+    """Update the state from an event of the protocol."""
     match event:
         case Started():
             # Workers taken over from an earlier agent get the time of one lease, if their launcher
@@ -56,26 +57,26 @@ def take(state: EngineState, event: Event) -> None:
         case Close(outcome):
             state.close = outcome
         case Granted() | KeptAlive() | LeaseGone() | StoreRefused():
-            handle_etcd.take_lease(state, event)
+            handle_etcd.handle_lease(state, event)
         case ReadDone():
-            handle_etcd.take_read(state, event)
+            handle_etcd.handle_read(state, event)
         case TxnDone():
-            handle_etcd.take_txn(state, event)
+            handle_etcd.handle_txn(state, event)
         case TxnAmbiguous():
             handle_etcd.handle_ambiguous_write(state)
         case RequestFailed():
-            handle_etcd.take_failure(state, event)
+            handle_etcd.handle_failure(state, event)
         case WatchOpened() | Changed() | WatchBroken():
-            _take_watch(state, event)
+            _handle_watch(state, event)
         case LinkUp() | LinkHeartbeat() | LinkQuiet() | LinkDown():
-            _take_link(state, event)
+            _handle_link(state, event)
         case PeerUp() | PeerHeartbeat() | PeerQuiet() | PeerDown() | Probed():
-            _take_peer(state, event)
+            _handle_peer(state, event)
         case _:
             raise TypeError(f"not an event of the protocol: {event!r}")
 
 
-def _take_watch(state: EngineState, event: WatchOpened | Changed | WatchBroken) -> None:
+def _handle_watch(state: EngineState, event: WatchOpened | Changed | WatchBroken) -> None:
     match event:
         case WatchOpened(generation, revision, cluster_id):
             state.watches.opened(generation, revision, cluster_id)
@@ -90,15 +91,15 @@ def _take_watch(state: EngineState, event: WatchOpened | Changed | WatchBroken) 
                     state.refused = Refused(error)
 
 
-def _take_link(state: EngineState, event: LinkUp | LinkHeartbeat | LinkQuiet | LinkDown) -> None:
+def _handle_link(state: EngineState, event: LinkUp | LinkHeartbeat | LinkQuiet | LinkDown) -> None:
     """Handle an event of this member's link to the coordinator."""
     match event:
         case LinkUp(member):
             state.leader_link.link_up(event, state.now)
-            state.coordinator.peers.led_by(member, state.now)
+            state.coordinator.peers.note_leader_heartbeat(member, state.now)
         case LinkHeartbeat(member, _, number):
             state.leader_link.link_heartbeat(event, state.now)
-            state.coordinator.peers.led_by(member, state.now)
+            state.coordinator.peers.note_leader_heartbeat(member, state.now)
             if state.current and number > state.current.number:
                 state.doubt = True
         case LinkQuiet():
@@ -114,7 +115,7 @@ def _suspect_leader(state: EngineState, event: LinkQuiet | LinkDown, at: float) 
         state.coordinator.peers.suspect(leader, at)
 
 
-def _take_peer(
+def _handle_peer(
     state: EngineState, event: PeerUp | PeerHeartbeat | PeerQuiet | PeerDown | Probed
 ) -> None:
     """Handle an event of a link from a member, or the answer to a probe."""

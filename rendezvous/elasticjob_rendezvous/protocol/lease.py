@@ -16,7 +16,7 @@ independent of the duration of the lease."""
 
 @dataclass(slots=True)
 class Lease:
-    """Lease to which this member's key is attached; `id` 0 is none."""
+    """Lease to which this member's key is attached; `id` 0 means no lease."""
 
     id: int = 0
     deadline: float = 0.0

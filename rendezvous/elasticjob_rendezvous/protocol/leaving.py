@@ -22,7 +22,7 @@ def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) ->
     announced = stored.record.state is MemberState.LEAVING and stored.record.stopped
     silent = round == 0 or stored.record.state is MemberState.DONE
     if state.worker_group.idle and (silent or (announced and (not seated or _was_seen(state)))):
-        return own_key.drop(own, stored)
+        return own_key.delete(own, stored)
     others = len(state.view.members()) > 1
     if state.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
         return election.resign(state, stored)

@@ -27,10 +27,11 @@ from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
 @dataclass(frozen=True, slots=True)
 class MemberKey:
-    """Inputs of the transactions below.
+    """Inputs of the transactions on the member key.
 
     `leaving` is the reason for the leave, empty for a member that stays; `known` the highest round
-    number ever seen; `lease_holds`: this member may still promise anything.
+    number ever seen. Without `lease_holds` the lease may have expired, so the member confirms no
+    round.
     """
 
     config: Config
@@ -76,9 +77,9 @@ class MemberKey:
         return MemberState.DONE if self.local.done and not moved_on else MemberState.WAITING
 
     def _ran(self) -> int:
-        """Return the highest round of which a worker ran here, or could have run but never will.
+        """Return the highest round of which a worker ran here, or whose workers will never start.
 
-        A member that reads of a newer open round starts no worker of the one before.
+        Once a member has read that a newer round is open, it starts no worker of the one before.
         """
         at = self.view.round
         if at is None or self.local.workers is not Workers.NONE:
@@ -91,7 +92,11 @@ class MemberKey:
         return self.local.round if is_newcomer else max(self.local.round, previous)
 
     def record(self, confirmed: int = 0, known: int | None = None) -> Member:
-        """Return the due content of this member's key, with this confirmation and knowledge."""
+        """Return the record to write to this member's key.
+
+        `confirmed` is the revision of the frozen round to confirm; `known` replaces the highest
+        known round number.
+        """
         identity, local = self.config.identity, self.local
         return Member(
             id=identity.id,
@@ -136,11 +141,11 @@ class MemberKey:
         )
 
 
-def take_up(own: MemberKey, carries: bool) -> Txn:
-    """Replace this member's old keys by its new one, and read the current state.
+def create(own: MemberKey, carries: bool) -> Txn:
+    """Create this member's key in place of its old ones, and read the current state.
 
-    With `carries` the member has a past (workers, or a round they ran in), which is valid only for
-    the round that it knows.
+    `carries` is True if the record describes earlier workers of this member. It is then valid only
+    for the round that the member knows, so the transaction requires that round to be unchanged.
     """
     compares = [Compare(own.key, Target.CREATE, 0)]
     ops: list[Op] = [Put(own.key, encode(own.record()), own.lease)]
@@ -154,14 +159,14 @@ def take_up(own: MemberKey, carries: bool) -> Txn:
     return Txn(tuple(compares), (*ops, *reads), reads)
 
 
-def drop(own: MemberKey, stored: Versioned[Member]) -> Txn:
+def delete(own: MemberKey, stored: Versioned[Member]) -> Txn:
     """Delete this member's key."""
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     return Txn((unchanged,), (Delete(stored.key),), (own.folder,))
 
 
-def move(own: MemberKey, stored: Versioned[Member]) -> Txn:
-    """Delete this member's key and create it again as the youngest: a coordinator resigns."""
+def recreate(own: MemberKey, stored: Versioned[Member]) -> Txn:
+    """Resign as coordinator: delete this member's key and create it again as the youngest."""
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(own.key, encode(own.record()), own.lease)
     return Txn((unchanged,), (Delete(stored.key), put, *own.required_ranges), (own.folder,))
@@ -218,7 +223,7 @@ def _is_news(view: View, failure: Failure) -> bool:
     others sealed again after etcd lost its data.
     """
     known = view.failures.get(failure.round, {})
-    if failure.member in known or failure_policy.adds_nothing(failure, known.values()):
+    if failure.member in known or failure_policy.is_redundant(failure, known.values()):
         return False
     roster = view.rosters.get(failure.round)
     if roster is not None and roster.assignment(failure.member) is None:

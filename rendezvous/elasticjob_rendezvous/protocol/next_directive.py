@@ -69,10 +69,10 @@ def direct(facts: Facts) -> Directive:
     if _may_start(own, current):
         roster = own.view.rosters[current.number]
         return Run(roster, own.config.identity.id, facts.max_restarts, precedes_stop=True)
-    return Idle(_why_idle(facts, current))
+    return Idle(_idle_reason(facts, current))
 
 
-def _why_idle(facts: Facts, current: Round) -> str:
+def _idle_reason(facts: Facts, current: Round) -> str:
     """Return the reason for the wait of a member without workers, for people."""
     if facts.store is not None:
         return facts.store.waiting

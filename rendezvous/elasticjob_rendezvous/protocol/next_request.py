@@ -1,7 +1,6 @@
-"""Next request to etcd of a member: one at a time, the most urgent first. No I/O.
+"""Next request of a member to etcd: one at a time, the most urgent first. No I/O.
 
-The member must first know the state, then its own key must be up to date; its work as coordinator
-comes last.
+The order is: register, read the state, write this member's own key, then act as coordinator.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ def next_request(state: EngineState) -> Request | None:
     """Return the request that is due, if there is one."""
     own = state.own
     if state.refused or state.left:
-        return Write(own_key.drop(own, own.stored)) if own.stored else None
+        return Write(own_key.delete(own, own.stored)) if own.stored else None
     if not state.session:
-        return _enter(state, own)
+        return _register(state, own)
     if not state.watches.ready:
         return None
     if state.doubt or state.leader_link.read_due(state.now, state.alarm):
         return _read_all(state, own)
     if _idle_too_long(state):
         return _read_all(state, own)
-    if (missing := _missing(state)) is not None:
+    if (missing := _missing_records(state)) is not None:
         return missing
     if own.stored is None:
         session.lose(state, "its key is gone")
-        return _enter(state, state.own)
+        return _register(state, state.own)
     if reason := own_key.disagreement(own):
         state.refused = Refused(reason, RefusalKind.BOUNDS)
-        return Write(own_key.drop(own, own.stored))
-    txn = _own_write(state, own, own.stored)
+        return Write(own_key.delete(own, own.stored))
+    txn = _member_key_write(state, own, own.stored)
     return Write(txn) if txn is not None else election.next_request(state, own, own.stored)
 
 
-def _enter(state: EngineState, own: MemberKey) -> Request | None:
+def _register(state: EngineState, own: MemberKey) -> Request | None:
     """Create this member's session; read the round first if the member has a past."""
     local, idle = state.local, state.worker_group.idle
     if own.leaving and idle:
@@ -70,11 +69,11 @@ def _enter(state: EngineState, own: MemberKey) -> Request | None:
     if not state.watches.ready:
         return None
     session.begin(state)
-    return Write(own_key.take_up(state.own, carries))
+    return Write(own_key.create(state.own, carries))
 
 
 def _read_all(state: EngineState, own: MemberKey) -> Read:
-    """Read everything that this member's part needs, at one revision."""
+    """Read all keys that this member's role requires, at one revision."""
     if state.coordinator.active:
         return Read(state.everything)
     return Read((*own.required_ranges, own.folder))
@@ -87,7 +86,7 @@ def _idle_too_long(state: EngineState) -> bool:
     return state.alarm.passed(state.checked_at + 2 * state.keep_alive_seconds, state.now)
 
 
-def _missing(state: EngineState) -> Read | None:
+def _missing_records(state: EngineState) -> Read | None:
     """Read the roster of a final round, or the failures that closed the job, if missing."""
     current = state.current
     if current is None or state.coordinator.active:
@@ -125,10 +124,10 @@ def _failures_of_end(state: EngineState) -> Range | None:
     return None if failures.key in state.answered else failures
 
 
-def _own_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Txn | None:
+def _member_key_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Txn | None:
     """Return the write due for this member's key, or the end of the job if its agent wants it."""
     if state.round_is(RoundState.CLOSED):
-        return own_key.drop(own, stored) if state.worker_group.idle else None
+        return own_key.delete(own, stored) if state.worker_group.idle else None
     if state.close is not None and (
         txn := own_key.close(own, stored, state.close, state.clock.utc_ms)
     ):

@@ -1,7 +1,7 @@
 """Replica of a job's keys in one agent, built from reads, watches and its own writes.
 
-Every source may lag behind another, so each key has the newest revision applied to it,
-deletions included, and older news is dropped.
+Each source may lag behind the others. The replica therefore stores the newest revision of each
+key, deletions included, and ignores older updates.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class View:
             self.leave_notices[notice.id] = notice
             member = self.member(notice.id)
             if member is not None:
-                self._drop_refuted(member.record)
+                self._drop_contradicted_notice(member.record)
 
     # -- reading --------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class View:
                 member = versioned(Member)
                 self.sessions.setdefault(id, {})[session] = member
                 self.departed.pop(id, None)
-                self._drop_refuted(member.record, news=True)
+                self._drop_contradicted_notice(member.record, news=True)
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
@@ -267,11 +267,12 @@ class View:
             case ("done", number, id) if is_number(number):
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
-    def _drop_refuted(self, member: Member, news: bool = False) -> None:
-        """Drop a leave notice that its member's key refutes.
+    def _drop_contradicted_notice(self, member: Member, news: bool = False) -> None:
+        """Drop a leave notice that contradicts the record of its member.
 
-        Another agent is not the one that left, and one that writes that it waits may stay after
-        all. A record from before the notice (no `news`) proves nothing about that.
+        The notice is invalid if the session belongs to another agent than the one that leaves. It
+        is also dropped if the agent has written state waiting since: it may stay after all. A
+        record that may precede the notice (`news` False) does not show that.
         """
         notice = self.leave_notices.get(member.id)
         if notice is None or member.state is MemberState.LEAVING:
@@ -316,7 +317,7 @@ class View:
 
 
 def _forget(by_round: dict[int, dict[str, T]], number: int, id: str) -> None:
-    """Drop a record about a round; with its last one the round is known no more."""
+    """Drop a member's record of a round; drop the round with its last record."""
     found = by_round.get(number, {})
     found.pop(id, None)
     if not found:

@@ -11,13 +11,13 @@ from elasticjob_rendezvous.protocol.state import EngineState
 
 
 def begin(state: EngineState) -> None:
-    """Take the next session name; its key is yet to be written."""
+    """Begin a session under a new name; the caller writes its key."""
     state.sessions += 1
     state.session = f"{state.config.session_nonce}-{state.sessions}"
 
 
 def lose(state: EngineState, reason: str) -> None:
-    """End the session, of which etcd has no key any more."""
+    """End the session, because its key no longer exists in etcd."""
     if not (state.leaving or state.refused or state.round_is(RoundState.CLOSED)):
         state.note(f"the session of {state.config.identity.name} ended: {reason}", warning=True)
     _reset(state)

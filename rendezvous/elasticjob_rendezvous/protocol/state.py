@@ -1,7 +1,7 @@
-"""State of one member from one event to the next: the data of the protocol. No I/O.
+"""State of one member between two events: all data of the protocol engine. No I/O.
 
-A part that has rules of its own is a value that owns them (`lease`, `watches`, `worker_group`, …).
-The rest are single facts, and values derived from them.
+Parts with rules of their own are objects of other modules (`lease`, `watches`, `worker_group`, …).
+All others are fields of `EngineState`, and properties derived from them.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class EngineState:
     """State of one member of its job.
 
     Attributes:
-        everything, shared: ranges that a coordinator reads and watches, and that all other members
-            do.
+        everything: ranges that a coordinator reads and watches.
+        shared: ranges that every other member reads and watches.
         view: replica of the job's keys.
         session: name of the present session; empty without one.
         sessions: number of sessions begun.

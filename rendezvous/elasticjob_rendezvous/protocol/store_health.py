@@ -81,7 +81,7 @@ class StoreHealth:
         return 0.0 if self._first is None else now - self._first.now
 
     def succeeded(self, now: Clock) -> list[Note]:
-        """Take in a successful probe; return the log line if it ends a trouble."""
+        """Record a successful probe; return the log line if it ends a reported trouble."""
         trouble, first, refused = self.trouble, self._first, self._refused
         self.trouble, self._first, self._refused = None, None, False
         self._reported.clear()
@@ -92,7 +92,7 @@ class StoreHealth:
         return [Note(f"{self.store} at {self.endpoint} {change} after {seconds:.1f} s")]
 
     def failed(self, failure: Failed, sent: Clock, now: Clock) -> list[Note]:
-        """Take in a failed probe that was sent at `sent`; return the log line for a new reason."""
+        """Record a failed probe that was sent at `sent`; return the log line for a new reason."""
         if self._first is None:
             self._first = sent
         if now.now < self._first.now + TOLERATED_SECONDS:

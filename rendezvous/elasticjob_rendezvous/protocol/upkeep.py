@@ -1,4 +1,8 @@
-"""Upkeep of a member without requests: renew, watch, link, probe, serve, announce. No I/O."""
+"""Upkeep of a member between its requests to etcd. No I/O.
+
+Requests the effects that keep the lease, the watches, the leader link and the probes current, and
+those that send the round number and the leave notices to linked members.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.state import EngineState
 
 
-def keep_up(state: EngineState) -> None:
-    """Do what is due now, and set the alarm for what is due later."""
+def maintain(state: EngineState) -> None:
+    """Request the effects that are due now, and set the alarm for the next ones."""
     state.leave_state.update(bool(state.leaving), state.worker_group.idle, state.now)
     _renew(state)
     _maintain_roles(state)

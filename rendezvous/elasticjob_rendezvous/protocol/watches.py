@@ -24,7 +24,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Watches:
-    """Watches in place; a generation is never used twice."""
+    """Open watches of a member. Each watch has a new generation number."""
 
     main: _Open | None = None
     leader: _Open | None = None
@@ -38,7 +38,7 @@ class Watches:
 
     @property
     def reading_under(self) -> int:
-        """Generation under which a read now would be kept up to date; 0 for none."""
+        """Generation of the watch that keeps a read from now on up to date; 0 without one."""
         return self.main.generation if self.main is not None and self.main.ready else 0
 
     def kept(self, generation: int) -> bool:
@@ -52,7 +52,7 @@ class Watches:
             self.main.cluster_id = cluster_id
 
     def has_another_past(self, generation: int, revision: int, cluster_id: int) -> bool:
-        """Return True if the watch is on another etcd than the read under it, or began later."""
+        """Return True if the watch misses changes since a read: it is newer or on another etcd."""
         if self.main is None or not self.main.ready or not self.kept(generation):
             return False
         return self.main.revision > revision or self.main.cluster_id != cluster_id
@@ -75,12 +75,12 @@ class Watches:
         return True
 
     def keep_main(self, ranges: tuple[Range, ...], now: float, alarm: Alarm) -> list[Effect]:
-        """Watch `ranges` from now on; an effect means that all must be read again."""
+        """Return the effects to watch `ranges`; if there are any, all must be read again."""
         self.main, effects = self._keep(self.main, ranges, 0, now, alarm)
         return effects
 
     def keep_leader(self, key: str, revision: int, now: float, alarm: Alarm) -> list[Effect]:
-        """Watch the coordinator's key from after `revision`; no key means no watch."""
+        """Return the effects to watch the coordinator's key after `revision`; no key, no watch."""
         if not key:
             effects = _close(self.leader)
             self.leader = None

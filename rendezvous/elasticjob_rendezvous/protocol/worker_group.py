@@ -96,14 +96,14 @@ class WorkerGroup:
         return self.local.workers is Workers.NONE
 
     def report(self, local: Local) -> None:
-        """Take in a report of the agent; its first one shows workers that it found at its start."""
+        """Record a report of the agent; the first one shows the workers that it has taken over."""
         if not self._reported and local.workers is not Workers.NONE:
             self._found_round = local.round
         self._reported = True
         self.local = self._with_promise(local)
 
     def count_as_starting(self, number: int) -> None:
-        """Count workers of round `number` as starting from now on, in spite of the last report."""
+        """Count workers of round `number` as starting until the agent reports that round."""
         self._promised = max(self._promised, number)
         self.local = self._with_promise(self.local)
 

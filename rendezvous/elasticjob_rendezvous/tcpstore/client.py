@@ -218,7 +218,7 @@ class TCPStore:
     def _await(self, wire: _Wire, keys: Sequence[str], limit: timedelta) -> None:
         """Wait for keys on the server; cancel the wait after `limit`."""
         wire.send(query(Query.WAIT, keys_of([stored(key) for key in keys])))
-        if wire.comes_within(limit.total_seconds()):
+        if wire.arrives_within(limit.total_seconds()):
             wire.one_of(STOP_WAITING)
             return
         wire.send(query(Query.CANCEL_WAIT))
@@ -332,7 +332,7 @@ class _Wire:
         self._socket.settimeout(self._answer_seconds)
         self._socket.sendall(data)
 
-    def comes_within(self, seconds: float) -> bool:
+    def arrives_within(self, seconds: float) -> bool:
         """Return True if data arrives within the timeout; leave the data unread."""
         self._socket.settimeout(max(seconds, 1e-3))
         try:

@@ -59,7 +59,7 @@ class Memory:
         self._check(size - self._held(key))
         self._bytes += size - self._held(key)  # the check may have deleted it
         self._values[key] = value
-        return self._came(key)
+        return self._pop_ready(key)
 
     def append(self, key: bytes, value: bytes) -> list[Hashable]:
         self._check(len(value))  # before the copy
@@ -135,7 +135,7 @@ class Memory:
             if not others:
                 del self._waiters_of[key]
 
-    def _came(self, key: bytes) -> list[Hashable]:
+    def _pop_ready(self, key: bytes) -> list[Hashable]:
         """Return the waiters that wait for no further key, and drop them."""
         done = []
         for client in self._waiters_of.pop(key, {}):

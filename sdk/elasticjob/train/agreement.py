@@ -1,8 +1,7 @@
 """Decisions about snapshots: when to take one, where to write it, which one to load. No I/O.
 
-A snapshot consists of parts: the shared state, of which one copy is enough for the gang, and
-optionally one part for each rank. The parts of one version were written in the same step by the
-same gang.
+A snapshot consists of a shared part, with the state that is the same on all ranks, and optionally
+an own part of each rank. All parts of a version were written in the same step by the same gang.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PLACES = (MEMORY, REPLICAS, STORAGE)
 _RESHARDS = 1 << 31
 """Bit of the number of ranks in a record: any number of ranks can load the parts."""
 _AT_STOP = 1 << 30
-"""Bit of the number of ranks in a record: the shared part is written at a stop."""
+"""Bit of the number of ranks in a record: the shared part is a stop copy."""
 
 
 class SnapshotError(Exception):
@@ -39,14 +38,14 @@ class SnapshotError(Exception):
 
 
 class RankEndedError(SnapshotError):
-    """Process of another rank that ended while this rank waits for it.
+    """Error of a rank that waited for another one whose process has ended.
 
-    The agent recognizes it by its name, as the error of a lost peer.
+    The agent recognizes the class by its name, and attributes the failure to the lost peer.
     """
 
 
 class Missing(enum.IntFlag):
-    """Places without a rank's parts of the last snapshot. The ranks exchange it; 0 for none."""
+    """Places where this rank lacks its parts of the last snapshot, as the ranks exchange them."""
 
     MEMORY = 1
     STORAGE = 2
@@ -73,10 +72,10 @@ class Part(NamedTuple):
     Args:
         rank: rank that the part belongs to, or `SHARED`.
         ranks: number of ranks with a part of their own in this version; 0 if there are none.
-        before: step of the gang's snapshot before this one, or the step at which the gang began;
-            for a part that is written at a stop its step less the interval, also below 0.
+        before: step of the gang's previous snapshot, or the step at which the gang began; for a
+            stop copy its step less the interval, which may be negative.
         reshards: True if any number of ranks can load the ranks' own parts together.
-        at_stop: True if the shared part is written at a stop, between two snapshots of all ranks.
+        at_stop: True if the shared part is a stop copy, between two regular snapshots.
     """
 
     version: Version
@@ -100,7 +99,10 @@ def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
 
 
 class Offer(NamedTuple):
-    """Committed parts that one rank can read: its node's, copies for other nodes, stored ones."""
+    """Committed parts that one rank can read, by place.
+
+    `memory` has the parts of its own node, `replicas` the copies of parts of other nodes.
+    """
 
     memory: tuple[Part, ...] = ()
     replicas: tuple[Part, ...] = ()
@@ -111,7 +113,7 @@ class Offer(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Ranks that read a part from `place`; the first of them sends it to those that cannot."""
+    """Ranks that read a part from `place`; the first one sends it to the ranks that cannot."""
 
     place: str
     part: Part
@@ -121,7 +123,7 @@ class Source(NamedTuple):
 class Plan(NamedTuple):
     """Snapshot to load, with the source of each part.
 
-    `own` is by the rank that wrote the part; it is empty if the ranks load no parts of their own.
+    `own` is indexed by the rank that wrote the part; it is empty if no own parts are loaded.
     """
 
     shared: Source
@@ -144,12 +146,11 @@ def next_gang(offers: Sequence[Offer], random_bits: int) -> int:
 def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     """Return the snapshot that all ranks load, from the offer of each rank; None without any.
 
-    The newest version wins. A writer that ended between two parts leaves a version that lacks the
-    parts of some ranks; the version before it is then preferred if that one is complete. No version
-    further back is: losing the ranks' parts costs less than more steps. Versions that were written
-    at a stop do not count there: they come on top of the snapshots that the ranks take. Sharded
-    state is useless without the parts of all ranks: the newest version that lacks none wins,
-    however old it is.
+    The newest version wins. It may lack the own parts of some ranks, if a writer ended between two
+    parts. Then the previous version is preferred if it is complete, but none before that one:
+    losing the ranks' own state costs less than repeating more steps. Stop copies are not counted
+    as the previous version, since they lie between the regular snapshots. Sharded state is useless
+    without the parts of all ranks: the newest complete version wins, however old it is.
     """
     shared = {part for part in _all(offers) if part.rank == SHARED}
     if not shared:
@@ -179,9 +180,9 @@ def version_after(
 
 
 def sizes_of(offers: Sequence[Offer]) -> set[int]:
-    """Return the numbers of ranks that could load their own parts, of all versions in the offers.
+    """Return the numbers of ranks that could load the own parts of any version in the offers.
 
-    Parts that any number of ranks can load are left out: they demand no number.
+    Versions that any number of ranks can load are omitted.
     """
     shared = (part for part in _all(offers) if part.rank == SHARED)
     return {part.ranks for part in shared if part.ranks and not part.reshards}
@@ -190,10 +191,10 @@ def sizes_of(offers: Sequence[Offer]) -> set[int]:
 def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
     """Return the number of steps between the snapshot to load and the one before it; 1 if unknown.
 
-    A part that was written at a stop has the interval itself. A gang that restored nothing began at
-    step 0, and may have continued a checkpoint of another kind at any step: the steps to its first
-    snapshot are no interval. Of the two last intervals the shorter counts, because the longer one
-    may include such a jump.
+    A stop copy records the interval itself. A gang that restored nothing counts from step 0, but
+    its script may have continued another checkpoint at any step: the steps up to its first snapshot
+    are not an interval. The shorter of the last two intervals counts, because the longer one may
+    include such a jump.
     """
     if plan is None:
         return 1
@@ -211,19 +212,19 @@ def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
 def next_regular(step: int, interval: int, due: int) -> int:
     """Return the step of the first regular snapshot after a restore.
 
-    A stop does not postpone it: with faults that are closer together than the interval there would
-    be none, and storage would get none.
+    A restart does not postpone it: if faults were closer together than the interval, there would be
+    no regular snapshot, and none in storage.
 
     Args:
-        due: step at which the workers before would have taken it; in the past if it is unknown.
+        due: step at which the previous workers would have taken it; in the past if unknown.
     """
     return due if step < due < step + interval else step + interval
 
 
 def are_incomplete_at_stop(plan: Plan, offers: Sequence[Offer]) -> bool:
-    """Return True if a stop has left a newer shared part than that of the plan.
+    """Return True if there is a stop copy newer than the plan's version.
 
-    It was passed over as the own state of a rank is missing.
+    The plan skips it because the own part of a rank is missing.
     """
     return any(
         part.at_stop and part.rank == SHARED and part.version > plan.version
@@ -238,8 +239,8 @@ def _all(offers: Sequence[Offer]) -> Iterable[Part]:
 def _not_older(newest: Part, shared: Iterable[Part]) -> list[Part]:
     """Return `newest` and the snapshot before it, newest first.
 
-    A snapshot of a later gang, which began without `newest`, counts as one before it too. For one
-    that was written at a stop, the next one counts as the newest snapshot.
+    A snapshot of a later gang that began without `newest` also counts as a previous one. If
+    `newest` is a stop copy, the next version counts as the newest snapshot.
     """
     others = set(shared) - {newest}
     if newest.at_stop and others:
@@ -293,7 +294,7 @@ def buffer_to_overwrite(held: Sequence[Part | None], keep: Part | None) -> int:
 
 
 def buffer_ahead(held: Sequence[Part | None], keep: Version | None) -> int:
-    """Return the index of the buffer for a part that still arrives.
+    """Return the index of the buffer for a part that is being received.
 
     Args:
         keep: version that the ranks load if this one is damaged. A node without it keeps its newest
@@ -306,10 +307,10 @@ def buffer_ahead(held: Sequence[Part | None], keep: Version | None) -> int:
 
 
 def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> int | None:
-    """Return the index of the buffer for a part that is written at a stop; None to write none.
+    """Return the index of the buffer for a stop copy; None if it must not be written.
 
     The gang's ranks may be a step apart, so another rank may have written the same step or a newer
-    one. Unlike `buffer_to_overwrite` it knows nothing of what this process wrote.
+    one. Unlike `buffer_to_overwrite` this depends on the buffers alone, not on this process.
 
     Args:
         keep: newest version of all ranks; without it the newest part is kept.
@@ -323,10 +324,10 @@ def buffer_at_stop(held: Sequence[Part | None], part: Part, keep: Version) -> in
 
 
 def part_at_stop(version: Version, interval: int, ranks: int = 0) -> Part:
-    """Return the shared part that is written at a stop, with the interval as its step before.
+    """Return the shared part of a stop copy. Its `before` is its step less the interval.
 
-    The steps since the last snapshot are no interval: `interval_before` would propose them. The
-    step before is negative if the interval is longer than the training so far.
+    The step of the last snapshot would be wrong there: `interval_before` would propose the steps
+    since then. `before` is negative if the interval is longer than the training so far.
 
     Args:
         ranks: number of ranks with a state of their own.
@@ -338,8 +339,8 @@ def has_own_parts(shared: Part, there: Iterable[Part], local_ranks: int) -> bool
     """Return True if a node has the own parts of all its ranks that belong to a shared part.
 
     Ranks may be a step apart at a stop. A rank that still holds the state of a step has not written
-    its own part of the next one: so the node never replaces a version that may be complete by one
-    that cannot be.
+    its own part of the next step. The check thus prevents the node from replacing a version that
+    may be complete by one that cannot be.
 
     Args:
         there: parts on the node.

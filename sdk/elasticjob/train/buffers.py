@@ -42,16 +42,16 @@ _REPLICA = "replica-"
 _OWN = "own-"
 """Prefix of the buffers with the own state of a local rank after each step."""
 _STEP = "step-"
-"""Prefix of the buffers with copies of these states of ranks on other nodes."""
+"""Prefix of the buffers with copies of the own states of ranks on other nodes."""
 OWN_BYTES = 1 << 20
 """Maximum size of a rank's own state, of which each call of `save` commits a copy."""
 LOCK = "writer-"
-"""Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
+"""Prefix of the lock file of a local rank. Closing the file would release the lock."""
 _SHARED_LOCK = f"{LOCK}shared"
 _LOCK_SECONDS = 10.0
-"""Maximum wait of a regular copy for that of another local rank at a stop."""
+"""Maximum wait of a regular snapshot for the stop copy of another local rank."""
 _OWN_SECONDS = 0.5
-"""Maximum wait of a copy at a stop for the own parts of local ranks that are behind."""
+"""Maximum wait of a stop copy for the own parts of local ranks that are a step behind."""
 _POLL_SECONDS = 0.01
 _locks: set[int] = set()
 """Descriptors of the locks of shared parts that this process holds: a fork must not keep one."""
@@ -60,10 +60,10 @@ _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|own-(?=\d+\.)|reached-)(\d{1,6})(?:\
 
 
 class NoRoom(OSError):
-    """Limit of the job's memory for snapshots that two snapshots of this node exceed.
+    """Error of a snapshot that would exceed the job's memory limit.
 
     Args:
-        needed: bytes of two snapshots and of the present copies for other nodes.
+        needed: bytes of two snapshots of this node and of its current replicas of other nodes.
     """
 
     def __init__(self, needed: int, limit: int) -> None:
@@ -76,21 +76,26 @@ class NoRoom(OSError):
 
 
 class LockRefused(OSError):
-    """Lock of the shared part that another worker of this node does not free."""
+    """Error of a write while another worker of this node holds the lock of the shared part."""
 
     def __init__(self) -> None:
         super().__init__(errno.EBUSY, "another worker of this node does not end its copy")
 
 
 class MemoryBuffers:
-    """Buffers of a node in a folder in memory.
+    """Buffers of a node in a folder in memory, two for each kind of part (`N` is 0 or 1).
 
-    The shared part has buffers named `shared.N`, written by local rank 0, and under a lock by any
-    local rank once the workers are stopped. Each local rank has buffers `rank-LOCAL.N` for its own
-    part, and `own-LOCAL.N` for that of each step, as a copy at a stop needs it; those of ranks on
-    other nodes are copied to `step-RANK.N`. With a `limit` in bytes, two snapshots of the node and
-    the present copies for other nodes must fit. Of `local_ranks`, the present number of workers on
-    the node, 0 is unknown.
+    | name | part | writer |
+    |---|---|---|
+    | `shared.N` | shared part | local rank 0; at a stop any local rank, under a lock |
+    | `rank-LOCAL.N` | own part of a regular snapshot | that local rank |
+    | `own-LOCAL.N` | own part of each step, for a stop copy | that local rank |
+    | `step-RANK.N` | own part of each step, of a rank on another node | `ReplicaBuffers` |
+
+    Args:
+        limit: maximum bytes of two snapshots of the node and its replicas of other nodes; 0 for no
+            limit.
+        local_ranks: current number of workers on the node; 0 if it is unknown.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0, local_ranks: int = 0) -> None:
@@ -103,10 +108,10 @@ class MemoryBuffers:
         self._ahead: tuple[Part, int, int] | None = None  # buffer, and number of bytes there
         self._damaged: dict[Path, Part] = {}
         self.is_refused = False
-        """True if another worker did not free the lock: the next regular copy does not wait."""
+        """True if another worker did not release the lock: the next snapshot does not wait."""
 
     def parts(self) -> dict[Part, Path]:
-        """Return all committed parts on this node, also of each step of ranks on other nodes."""
+        """Return all committed parts on this node, without replicas of regular snapshots."""
         return self._parts(_REPLICA)
 
     def _parts(self, *others: str) -> dict[Part, Path]:
@@ -120,10 +125,10 @@ class MemoryBuffers:
         return found
 
     def commit(self, part: Part, body: Body) -> None:
-        """Write a part beside the last one, then let it take that one's place. Raises OSError.
+        """Write a part to the buffer that does not have the last one. Raises OSError.
 
-        A shared part is not written if another local rank has copied that step or a newer one at a
-        stop. It raises an error if that rank does not end: two writers would damage a snapshot.
+        A shared part is not written if another local rank has made a stop copy of that step or a
+        newer one. Raises LockRefused while that rank is writing: two writers would damage a part.
         """
         if part.rank != SHARED:
             self.seed(part, body)
@@ -136,17 +141,17 @@ class MemoryBuffers:
                 self.seed(part, body)
 
     def seed(self, part: Part, body: Body) -> None:
-        """Write a part as `commit` does, also where a newer one is that the ranks passed over."""
+        """Write a part without the checks of `commit`: a restored one may replace a newer one."""
         ahead = None
         if self._ahead is not None and self._ahead[0] == part:
             ahead, self._ahead = self._ahead, None
         self._replace(self._name(part), part, body, ahead)
 
     def commit_own(self, part: Part, body: Body) -> None:
-        """Write the own part of this rank of a step, beside that of the step before.
+        """Write the own part of this rank for a step, and keep that of the previous step.
 
-        Raises OSError. Ranks may be a step apart, so a stop may need either of the two. A further
-        part of the same step replaces that, not the one of the step before.
+        Ranks may be a step apart, so a stop copy may need either of the two. A second part of the
+        same step replaces the first one. Raises OSError.
         """
         self._replace(f"{_OWN}{self._local_rank}", part, body, in_place=True)
 
@@ -173,10 +178,10 @@ class MemoryBuffers:
     def write_ahead(
         self, keep: Version | None, part: Part, size: int, offset: int, view: memoryview
     ) -> None:
-        """Write a slice of a part that is still received to a buffer of this rank.
+        """Write a slice of a part that is being received to a buffer of this rank.
 
-        Only `seed` makes it a snapshot. Without room it has no effect, and `seed` writes the whole
-        part.
+        The part is valid only after `seed`. If there is no room, this has no effect, and `seed`
+        writes the whole part.
 
         Args:
             keep: version that the ranks restore if this one turns out to be damaged; None for none.
@@ -196,13 +201,13 @@ class MemoryBuffers:
             self._ahead = part, index, offset + view.nbytes
 
     def forget_ahead(self) -> None:
-        """Give up a part that was written ahead, before the ranks read another time."""
+        """Discard a part that was written ahead, before the ranks read again."""
         self._ahead = None
 
     def _begun_ahead(
         self, keep: Version | None, part: Part, size: int
     ) -> tuple[Part, int, int] | None:
-        """Give up the content of a buffer for a part that arrives; return None without room."""
+        """Free a buffer for a part that is being received; return None if there is no room."""
         name = self._name(part)
         holds = self._buffers(name)
         index = buffer_ahead(holds, keep)
@@ -218,11 +223,12 @@ class MemoryBuffers:
         return [held(self._path("shared", index)) for index in range(BUFFERS)]
 
     def commit_at_stop(self, part: Part, body: Body, keep: Version, seconds: float) -> bool:
-        """Write a shared part unless the gang has that step or a newer one here already.
+        """Write a shared part as a stop copy, unless the node has that step or a newer one.
 
-        Any local rank may call it; the others wait up to `seconds`. Returns True if the step is
-        here; not if a rank of this node has no part of its own of that step, which others have,
-        half a second later. Raises OSError, or StateChanged.
+        Any local rank may call it; the others wait up to `seconds`. Returns True if the node then
+        has the step. Returns False if the lock is not released in time, or if the snapshot has own
+        parts and that of a local rank is missing after `_OWN_SECONDS`. Raises OSError, or
+        StateChanged.
 
         Args:
             keep: version that is not overwritten: the newest one of all ranks.
@@ -248,9 +254,9 @@ class MemoryBuffers:
 
     @contextlib.contextmanager
     def _locked(self, seconds: float) -> Iterator[bool | None]:
-        """Hold the lock of the shared part; False after `seconds`, None if there can be none.
+        """Hold the lock of the shared part; False after `seconds`, None without file locks.
 
-        A fork gives it up: a worker that is killed meanwhile does not leave it.
+        A forked process releases its copy, so that the lock ends with the worker.
         """
         descriptor, is_locked, pid = -1, None, os.getpid()
         try:  # a signal handler may raise an error at any point
@@ -266,7 +272,7 @@ class MemoryBuffers:
     def _make_room(self, name: str, index: int, size: int) -> None:
         """Raise NoRoom if a buffer of another size would exceed the limit.
 
-        The own parts of each step make room: without them nothing is copied at a stop.
+        If necessary, the own parts of each step are removed first; there is no stop copy then.
         """
         try:
             self._check_room(name, index, size)
@@ -305,7 +311,7 @@ class MemoryBuffers:
             raise NoRoom(needed, self._limit)
 
     def remove_former(self, keep: Version | None = None) -> None:
-        """Remove the parts of workers that the node had more than now, but not those of `keep`."""
+        """Remove the parts of local ranks that no longer exist, except those of version `keep`."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*-*"):
                 if is_former(path, self._local_ranks):
@@ -323,10 +329,9 @@ class MemoryBuffers:
         return True
 
     def keep(self, version: Version) -> None:
-        """Keep the parts of a version of all ranks until the next ones are committed.
+        """Keep the parts of a version that all ranks have until the next ones are committed.
 
-        Where regular snapshots have no part of it, as of one that was copied at a stop, keep that
-        of the snapshot before it.
+        If the regular buffers lack its part, as for a stop copy, keep that of the snapshot before.
         """
         for name in ("shared", f"rank-{self._local_rank}", f"{_OWN}{self._local_rank}"):
             parts = [part for part in self._buffers(name) if part is not None]
@@ -456,7 +461,7 @@ def _is_taken(descriptor: int) -> bool:
 def _unlock(descriptor: int) -> None:
     """Free the lock, also one that is not held, and close its descriptor."""
     with contextlib.suppress(OSError):  # a file system without locks
-        # A fork that is no Python program has the descriptor too.
+        # A fork that runs another program has the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     _locks.discard(descriptor)
     os.close(descriptor)

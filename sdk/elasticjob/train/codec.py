@@ -96,9 +96,9 @@ def decode(body: Body) -> Any:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keep Python from looking for cycles among the new objects, of which there are none.
+    """Pause Python's garbage collection while objects are created: they have no cycles.
 
-    With many tensors that took most of the time, because it looks at all objects of torch.
+    A collection visits all objects of torch; with many tensors it took most of the time.
     """
     is_enabled = gc.isenabled()
     gc.disable()

@@ -178,7 +178,7 @@ class ElasticSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position.
 
-        Raises ValueError if it is none, or one in another order of the data.
+        Raises ValueError if it is invalid, or a position in another order of the data.
         """
         settings = self.state_dict()
         missing = [name for name in settings if name not in state]

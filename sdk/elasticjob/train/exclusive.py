@@ -1,6 +1,6 @@
-"""Exclusive use of the places of snapshots: one writer in a process, and one for each local rank.
+"""Exclusive access to the places of snapshots: one writer per process and local rank.
 
-Two writers in one place would overwrite each other's state. The second one is refused before it
+Two writers in one place would overwrite each other's state, so the second one is refused before it
 writes. The lock of a local rank in the memory of its node ends with its process.
 """
 

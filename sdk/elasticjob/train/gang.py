@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("elasticjob.train")
 
 PATIENCE = datetime.timedelta(seconds=60)
-"""Wait for the other ranks after which a rank warns, once in a round."""
+"""Seconds of waiting for other ranks after which a rank logs a warning, once in a round."""
 STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _TRAVELLING = 4
-"""Number of slices that travel while the next ones are read: as many as one read has."""
+"""Number of slices in flight while the next ones are read: as many as one read has."""
 _UNKNOWN = -1
 """Number of an unknown checksum."""
 
@@ -83,7 +83,7 @@ class Gang:
             _requests.start()
 
     def begins(self, number: int) -> None:
-        """Take the number on which the ranks have agreed."""
+        """Set the gang number on which the ranks have agreed."""
         self.number, self._ends, self._calls = number, 0, 1
 
     def saves(self, step: int) -> None:
@@ -92,7 +92,7 @@ class Gang:
         self._enters()
 
     def ends(self, end: End) -> None:
-        """Record for the other ranks, without a wait, that this one makes no further call."""
+        """Record for the other ranks, without waiting, that this one makes no further call."""
         if not self._has_ended:
             self._ends += 1
             self._has_ended = True
@@ -119,7 +119,7 @@ class Gang:
     def _ended(self, *, is_lost: bool) -> _Ended | None:
         """Return a rank that makes no further call, and the reason; None if none is known.
 
-        A rank that has ended as often as this one may only be slower with the next call.
+        A rank that has ended its calls as often as this one may only be late with the next call.
 
         Args:
             is_lost: True if a connection is lost: then that rank is not slower.
@@ -182,7 +182,7 @@ class Gang:
     def _wait(self, work: dist.Work) -> None:
         """Wait for the other ranks. Warn of those that do not make this call, once in a round.
 
-        A rank that is still busy, with an evaluation of its own, is no error.
+        A rank that is still busy, with an evaluation of its own, is not an error.
 
         Raises:
             SnapshotError: a rank has ended its calls, and does not come.

@@ -1,7 +1,8 @@
-"""State of a step that is held for a copy at a stop: references, copies, and a check for changes.
+"""Held state: the training state of a step, kept until the next step for a stop copy.
 
 Tensors that only the steps of the optimizers change are held by reference, all others are copied.
-See docs/decisions/0087-a-copy-at-the-stop.md.
+`Marks` detect other changes of the referenced tensors before the copy is used. See
+docs/decisions/0087-a-copy-at-the-stop.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BLOCK_BYTES = 64
 BLOCKS = 32
 """Maximum number of sampled blocks of all tensors together."""
 _GOLDEN = 0.6180339887498949
-"""Distance of the places of two samples, which so spread over all places."""
+"""Fraction of the golden ratio: its multiples modulo 1, the places of samples, spread evenly."""
 _IMMUTABLE = frozenset((int, float, bool, str, bytes, type(None)))
 _NUMBERS = frozenset((int, float, bool))
 _SEQUENCES = (list, tuple, set, frozenset)
@@ -38,7 +39,7 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.Counter)
 
 
 class NotHeld(Exception):
-    """State that cannot be held without a copy of most of it.
+    """Error of a state that cannot be held by reference.
 
     Args:
         loss: the reason.
@@ -50,13 +51,14 @@ class NotHeld(Exception):
 
 
 class Held(NamedTuple):
-    """State of a step.
+    """Held state of a step.
 
     Args:
-        part: the shared part that a copy writes.
-        keep: newest version of all ranks, which a copy does not overwrite.
+        part: the shared part that a stop copy writes.
+        keep: newest version that all ranks have, which a stop copy does not overwrite.
+        state: containers of the state, with references to tensors or copies of them.
         size: bytes of its tensors.
-        marks: of what only the optimizers change, to find any other change.
+        marks: marks of the tensors that are held by reference.
         own: own state of this rank, from the same call of `save`; None without one.
     """
 
@@ -69,9 +71,9 @@ class Held(NamedTuple):
 
 
 class Copies:
-    """One pass over a state: containers and small tensors are copied, those of optimizers are not.
+    """Copy of a state for holding it: all values but the tensors of the optimizers are copied.
 
-    Values of other types, which a snapshot refuses, stay as they are.
+    Values of types that a snapshot refuses are left in place.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -104,7 +106,7 @@ class Copies:
         return value
 
     def _mapping(self, value: Any) -> dict[Any, Any]:
-        """Copy a mapping; most of its values, those of optimizers, without a further call."""
+        """Copy a mapping. References to values of optimizers, most of all, need no further call."""
         known, memory, plain = self._sources.known, self._sources.memory, self._tensor
         found, size = {}, 0
         for key, item in value.items():
@@ -147,8 +149,8 @@ class Copies:
 class Sources:
     """Tensors that only the steps of the optimizers change, and their memory.
 
-    They are the same in most steps, so they are collected once, and again if `are_those_of` finds
-    others. Raises NotHeld.
+    They are the same in most steps, so the caller creates this object once, and another one when
+    `are_those_of` returns False. Raises NotHeld.
 
     Attributes:
         memory: address and size of each parameter in CPU memory.
@@ -209,9 +211,9 @@ class Sources:
         return state is not None and bool(_address(state)) and state.data_ptr() == place[0]
 
     def marks(self, period: object) -> Marks:
-        """Return marks of the present values, of tensors in the same memory as before.
+        """Return marks of the current values; the tensors must have the same memory as before.
 
-        Each period has other places of samples.
+        Each `period` samples other elements.
         """
         if self._drawn[0] != period:
             seed = new_seed()
@@ -233,11 +235,11 @@ class Sources:
 
 
 class Marks(NamedTuple):
-    """Marks of the values that tensors have at a step.
+    """Version counters and samples of tensors at a step, to detect later changes.
 
-    Other changes in place than those of the optimizers are against the rules, such as weights that
-    are exchanged for a validation. The version of a tensor counts them, except those through
-    `data`, which show in the samples of a parameter.
+    Only the optimizers may change the tensors in place; a script that swaps weights for a
+    validation breaks this rule. torch counts such changes in the version of a tensor, except those
+    through `data`, which the samples of the parameters detect.
     """
 
     sources: Sources

@@ -32,7 +32,7 @@ def skip_initialization(enabled: object = True) -> Iterator[None]:
 
     For a model whose parameters are all restored: `with skip_initialization(found is not None):`.
     No random numbers are drawn for them, so restore the state of the generator, or set its seed,
-    after the block. Constant values, buffers, and tensors that are no parameters are as without it.
+    after the block. Constant values, buffers, and tensors that are not parameters are unaffected.
 
     The first step of an optimizer, and `Snapshots.save`, raise RuntimeError if such a parameter has
     been given no value since.

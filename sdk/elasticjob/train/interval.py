@@ -23,34 +23,33 @@ COSTS = 5
 """Number of measured costs, of which the median counts. The first ones include the allocation of
 the buffers."""
 PLAIN_STEPS = 20
-"""Number of measured steps without a copy; their median time counts. After as many snapshots in
-consecutive steps, another one is measured."""
+"""Number of measured steps without a copy, of which the median counts. After this number of
+snapshots in consecutive steps, a step without a copy is measured again."""
 EARLY_GROWTH = 4
-"""Largest factor from one interval to the next until `COSTS` costs are measured: a snapshot in each
-of the first steps would cost a large state several steps. With a state held for a copy at a stop it
-is the interval after the first snapshot: nothing between two of them is lost then, so the others
-follow as the first costs propose."""
+"""Largest factor from one interval to the next until `COSTS` costs are measured: snapshots of a
+large state in each of the first steps would take the time of several steps. If the state of each
+step is held for a stop copy, no step between two snapshots is lost. The factor then is the interval
+after the first snapshot, and the measured costs alone determine the others."""
 GROWTH = 100
-"""Largest factor from one interval to the next: the time of a single short step is no measurement
-of the others."""
+"""Largest factor from one interval to the next: one short step does not predict the others."""
 
 OVERHEAD_AT_FAULTS = 0.05
 """Largest share of the training time that snapshots take while faults repeat steps."""
 RECENT = 0.8
-"""Weight of earlier faults, and of their time, after one more: about five count."""
+"""Factor by which each fault reduces the weight of those before: about five faults count."""
 
 HELD_SHARE = 0.75
-"""Largest part of the overhead that may go into the state held for a copy at a stop, which serves
-all single faults; the rest is left to the regular snapshots."""
+"""Largest share of the overhead for holding the state of each step. A stop copy suffices after each
+single fault; the regular snapshots get the rest of the overhead."""
 
 
 HELD_COSTS = 20
-"""Number of measured costs of held steps, of which the lower quartile counts: a machine that is
-busy for a moment makes single ones many times longer."""
+"""Number of measured costs of held states, of which the lower quartile counts: on a machine that is
+busy for a moment, single ones are many times higher."""
 FIRST_COSTS = 5
-"""Number of costs after which the ranks decide for the first time whether they go on."""
+"""Number of costs after which the ranks first decide if they continue to hold states."""
 RETRY = 16
-"""Largest number of regular snapshots after which a rank that gave up holding tries again."""
+"""Largest number of regular snapshots after which a rank that stopped holding states retries."""
 
 
 class Cost(NamedTuple):
@@ -68,11 +67,11 @@ class Cost(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Faults that repeated steps, as the rounds of a gang pass it on.
+    """Rate of the faults after which steps were repeated. Each round passes it to the next.
 
     Args:
-        faults: number of the faults; the weight of earlier ones is below 1.
-        seconds: time of training in which they came, with the same weights.
+        faults: number of faults, with lower weights for earlier ones.
+        seconds: training time in which they occurred, with the same weights.
         cost: cost of a snapshot in seconds; 0 as long as it is unknown.
     """
 
@@ -83,8 +82,8 @@ class Losses(NamedTuple):
     def later(self, seconds: float, max_overhead: float) -> Losses:
         """Return the losses after a further time without a fault.
 
-        Older faults have less weight: the time is limited to twice that between two faults at which
-        they begin to change the interval, and the faults are reduced by the same factor.
+        Older faults lose weight: the time has a maximum, twice the time between two faults at which
+        faults begin to change the interval. Beyond it the number of faults is reduced instead.
         """
         total = self.seconds + max(0.0, seconds)
         most = self.cost / max_overhead**2 if self.cost > 0 else math.inf
@@ -347,10 +346,10 @@ class Interval:
 
 
 class HoldPolicy:
-    """Proposal of one rank whether the ranks hold the state of each step, by its measured cost.
+    """Policy of one rank for holding the state of each step, based on the measured cost.
 
-    They hold as long as all propose it. A rank that gives up tries again after the next regular
-    snapshot, then after two, four and so on, up to `RETRY` of them.
+    The ranks hold states while all of them propose it. A rank that stops proposes it again after
+    the next regular snapshot, then after two, four and so on, up to `RETRY` of them.
 
     Args:
         max_overhead: largest share of the training time that snapshots take.
@@ -370,20 +369,20 @@ class HoldPolicy:
         self._rounds_off, self._pause = 0, 0
 
     def took(self, seconds: float) -> None:
-        """Record the time that one step's state took to hold."""
+        """Record the time that holding the state of one step took."""
         self._costs.append(seconds)
 
     def share(self, step_seconds: float) -> float:
-        """Return the share of the steps' time; 0 as long as nothing is measured."""
+        """Return the cost as a share of the step time; 0 before the first measurement."""
         if not self._costs:
             return 0.0
         cost = sorted(self._costs)[len(self._costs) // 4]
         return cost / step_seconds if step_seconds > 0 else 1.0
 
     def proposed(self, step_seconds: float | None, *, is_on: bool) -> bool:
-        """Return True if this rank proposes to hold until the next regular snapshot.
+        """Return True if this rank proposes to hold states until the next regular snapshot.
 
-        Called once for each exchange of the ranks.
+        Must be called once for each exchange of the ranks.
 
         Args:
             step_seconds: usual duration of a step; None if it is unknown.

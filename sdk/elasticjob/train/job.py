@@ -1,4 +1,4 @@
-"""Exchange between snapshots and their job: settings from the job, reports, steps reached.
+"""Interface between `Snapshots` and the job: settings, reports, and records for the next round.
 
 `ELASTICJOB_SNAPSHOTS` has the fields of `recovery.snapshots` as a JSON object. The file `reached-N`
 in the node's memory has the last step of local rank N, its next regular snapshot, the reason for
@@ -36,34 +36,34 @@ _REACHED = struct.Struct("<qQqQqq")
 _CHECK = struct.Struct("<I")
 _BYTES = _REACHED.size + _CHECK.size
 _LAST = struct.Struct("<qB")
-"""Fields behind the checksum, which earlier versions do not write: a torn one does no harm."""
+"""Fields after the checksum, absent in files of earlier versions. A partial write is harmless."""
 _LOSS_AT = _BYTES + _LAST.size - 1
 _LOSSES = struct.Struct("<ddd?")
-"""Fields behind those, which still earlier versions do not write: `Losses`, and True once a restore
-has counted the steps that the last one lost."""
+"""Last fields, absent in files of earlier versions: `Losses`, and True once a restore has counted
+the steps that the previous round lost."""
 _LOSSES_AT = _BYTES + _LAST.size
 _FILE_BYTES = _LOSSES_AT + _LOSSES.size
 _MOST = 1e12
-"""Bound of these numbers: a torn record may have any."""
+"""Maximum plausible value of these fields: a partially written record may have any."""
 SOCKET = "asked-"
-"""Prefix of the name of the socket, before the local rank."""
+"""Prefix of the socket's name; the local rank follows."""
 ANSWER = struct.Struct("<4sI")
 """Answer to the launcher: `MAGIC`, and the maximum duration of the copy in milliseconds."""
 MAGIC = b"EJSC"
 REQUEST = struct.Struct("<4sBI")
-"""Request of the launcher: `MAGIC`, `AT_ONCE` or a kind with the end of the step, and the time in
-milliseconds until it stops this worker in any case."""
+"""Request of the launcher: `MAGIC`, the kind, and the time in milliseconds after which the launcher
+stops this worker in any case."""
 AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
-"""Kinds of requests: copy now; copy after the next `save`; only wait for that."""
+"""Kinds of requests: copy now; copy after the next `save`; only wait for the next `save`."""
 REQUEST_SECONDS = 1.0
-"""Maximum wait for the request, which older launchers do not send: they wait twice as long for the
-answer. A launcher that sends one may have no processor between its connection and the request."""
+"""Maximum wait for the request after a connection; without one, copy at once. Older launchers send
+none, and wait twice as long for the answer. A newer one may get no processor time in between."""
 _NEVER = layout.NO_STEP
 _MODE = 0o600
 
 
 class JobSettings(NamedTuple):
-    """Settings of the job, which apply where the script gives no argument; None if absent.
+    """Settings of the job, the defaults of arguments that the script omits; None if absent.
 
     Args:
         name: namespace and name of the job; empty if it is unknown, as under torchrun.
@@ -107,7 +107,7 @@ def local_rank(environ: Mapping[str, str]) -> int:
     """Return the rank of this process on its node.
 
     With `virtual_local_rank` of torch's agent each worker sees one device, and has LOCAL_RANK=0.
-    Its place on the node is then known from its rank, if all nodes have as many workers.
+    The rank on the node then follows from RANK, if all nodes have the same number of workers.
     """
     given, workers = whole_number(environ, "LOCAL_RANK"), whole_number(environ, "LOCAL_WORLD_SIZE")
     nodes = whole_number(environ, "GROUP_WORLD_SIZE")
@@ -126,7 +126,7 @@ def whole_number(environ: Mapping[str, str], name: str) -> int:
 
 
 def refused_memory(environ: Mapping[str, str]) -> OSError | None:
-    """Return the error of a launcher that cannot create its folder in memory; None without one."""
+    """Return the error with which the launcher failed to create its folder; None without one."""
     number, _, parent = environ.get(layout.SNAPSHOT_TROUBLE, "").partition(" ")
     if not (number.isascii() and number.isdigit()):
         return None
@@ -172,9 +172,11 @@ class Answers(Protocol):
 
 
 class Ended(NamedTuple):
-    """Record of a worker of an earlier round.
+    """Record that a worker of an earlier round left in its `ReachedFile`.
 
     Args:
+        reached: its last step.
+        stored: newest snapshots in storage that it knew of.
         due: step of its next regular snapshot; `NO_STEP` if it is unknown.
         loss: `layout.Loss` of its last step.
         losses: faults up to its end.
@@ -202,10 +204,10 @@ class InStorage(NamedTuple):
 
 
 class ReachedFile:
-    """File with the last step of this worker; without effect if it cannot be written.
+    """File `reached-N` of this worker; without effect if it cannot be written.
 
-    `begun` and `complete`, of `InStorage`, `due`, the step of the next regular snapshot, and
-    `cost`, that of a snapshot, are written with the step; threads may set them.
+    `begun` and `complete` (see `InStorage`), `due` (step of the next regular snapshot) and `cost`
+    (cost of a snapshot in seconds) are written with each step. Threads may set them.
     """
 
     def __init__(self, folder: Path, local_rank: int) -> None:
@@ -219,10 +221,10 @@ class ReachedFile:
         self.cost = 0.0
 
     def restored(self, losses: Losses) -> None:
-        """Record the losses with which a round begins; its time counts in them from now on.
+        """Record the losses with which a round begins, and measure its time from now on.
 
-        They are in the file before the first step: a restart up to then does not count the same
-        fault again.
+        The file has them before the first step, so that a restart up to then does not count the
+        same fault again.
         """
         self._losses, self._restored_ns, self.cost = losses, time.monotonic_ns(), losses.cost
         packed = _LOSSES.pack(*losses, True)
@@ -252,7 +254,10 @@ class ReachedFile:
             self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields)) + last + losses
 
     def would_lose(self, loss: int) -> None:
-        """Record the `layout.Loss` of the last step if this worker ended now; a thread may."""
+        """Record the reason for which the last step would be lost if this worker ended now.
+
+        `loss` is a `layout.Loss`. Threads may call this.
+        """
         self._loss = loss
         if self._memory is not None:
             self._memory[_LOSS_AT] = loss

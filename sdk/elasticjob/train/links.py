@@ -77,7 +77,7 @@ class PeerError(OSError):
 
 
 class CopyRefused(PeerError):
-    """Peer that refused a copy, as one does whose training has ended."""
+    """Error of a copy that a peer refused, for example because its training has ended."""
 
 
 class CommittedPart:
@@ -194,7 +194,7 @@ def _introduced(link: socket.socket, key: bytes, purpose: bytes, header: bytes) 
     link.settimeout(QUIET_SECONDS)
     hello = _received(link, len(_MAGIC) + _NONCE_BYTES)
     if hello[: len(_MAGIC)] != _MAGIC:
-        raise PeerError("the peer is no receiver of replicas")
+        raise PeerError("the peer is not a receiver of replicas")
     nonce = bytes(hello[len(_MAGIC) :])
     link.sendall(header + _mac(key, purpose, nonce, header))
     _expect(link, key, nonce, _ACCEPTED)
@@ -202,9 +202,9 @@ def _introduced(link: socket.socket, key: bytes, purpose: bytes, header: bytes) 
 
 
 class StepSender:
-    """Sends this rank's own part of each step to a peer, in the background.
+    """Sender of this rank's own part of each step to a peer, in the background.
 
-    Training waits for no peer: the newest steps replace those that wait. A connection that fails is
+    Training never waits for a peer: newer steps replace those in the queue. A failed connection is
     made again after `RETRY_SECONDS`; a peer of an older version of the library refuses each one.
 
     Args:
@@ -227,7 +227,7 @@ class StepSender:
             self._thread.start()
 
     def flush(self, seconds: float) -> None:
-        """Send what waits without a pause; wait for it up to `seconds`."""
+        """Send the queued parts without a rate limit; wait up to `seconds` until they are sent."""
         with self._changed:
             self._is_urgent = True
             self._changed.notify_all()
@@ -261,7 +261,7 @@ class StepSender:
             self._changed.wait_for(lambda: self._is_closed or self._is_urgent, seconds)
 
     def _next(self) -> tuple[Part, Body] | None:
-        """Wait for a part; return the first one that waits, or None at the end."""
+        """Wait for a part; return the first one in the queue, or None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             return None if self._is_closed else self._waiting[0]

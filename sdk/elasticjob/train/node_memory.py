@@ -1,7 +1,7 @@
-"""Snapshots of one rank in the memory of its node, and the troubles of that memory.
+"""Snapshots of one rank in the memory of its node, and the handling of its errors.
 
-Memory that is full or cannot be written ends no training: the worker reports it, logs one warning,
-and goes on with snapshots in storage alone. Memory that was full is used again once it has room.
+If the memory is full or cannot be written, training continues: the worker reports it, logs one
+warning, and takes snapshots in storage alone. Memory that was full is used again once it has room.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NodeMemory:
         """Memory without room, and the bytes that it must have free to be used again."""
         self._times_full = self._pause = 0
         self.lacks_room = False
-        """True from a write without room up to the next complete snapshot."""
+        """True from a write that failed for lack of room to the next complete snapshot."""
 
     @property
     def folder(self) -> Path | None:
@@ -80,7 +80,7 @@ class NodeMemory:
         return [] if self.folder is None else ended_on(self.folder)
 
     def report_refusal(self) -> None:
-        """Report, once, a launcher that cannot create its folder."""
+        """Report and log, once, that the launcher could not create its folder."""
         refused, self._refused = self._refused, None
         if refused is None:
             return
@@ -95,25 +95,25 @@ class NodeMemory:
             )
 
     def commit(self, part: Part, body: Body, size: int = 0) -> bool:
-        """Commit a part of a snapshot of `size` bytes; without room, go on without memory.
+        """Commit a part of a snapshot of `size` bytes; after an error, stop using the memory.
 
-        Returns False if the ranks must give up this snapshot alone: another worker of this node
-        does not end its copy.
+        Returns False if only this snapshot failed, because another worker of this node holds the
+        lock: the ranks must then give up this snapshot.
         """
         buffers = self.buffers
         return buffers is None or self._write(buffers, buffers.commit, part, body, size)
 
     def completed(self) -> None:
-        """Report memory that was full, and has all parts of a snapshot again."""
+        """Report that memory which was full has a complete snapshot again."""
         if self.lacks_room and self.buffers is not None:
             self.lacks_room = False
             self._report.change(trouble=layout.FITS)
             log.warning("snapshots in the memory of this node again: %s", self.buffers.folder)
 
     def examine(self) -> None:
-        """Use memory again that was full and has room now, before a regular snapshot.
+        """Check, before a regular snapshot, if memory that was full has room, and use it again.
 
-        The snapshots between two examinations become more with each failure, up to `MAX_PAUSE`.
+        The number of snapshots between two checks doubles with each failure, up to `MAX_PAUSE`.
         """
         if self._full is None:
             return
@@ -174,19 +174,19 @@ class NodeMemory:
         return True
 
     def seed(self, part: Part, body: Body) -> None:
-        """Commit a restored part where this node lacks it: a second fault then finds it."""
+        """Commit a restored part if this node lacks it, so that a second fault can restore it."""
         if self.buffers is not None and not self.buffers.restored(part):
             self._write(self.buffers, self.buffers.seed, part, body)
 
     def keep(self, version: Version) -> None:
-        """Keep the parts of a version of all ranks until the next ones are committed."""
+        """Keep the parts of a version that all ranks have until the next ones are committed."""
         if self.buffers is not None:
             self.buffers.keep(version)
 
     def remove_former(self, keep: Version | None) -> None:
-        """Remove the parts of workers that this node had more than now, once the gang has its own.
+        """Remove the parts of local ranks that no longer exist, once the gang has a snapshot.
 
-        Without `keep` once in a round: no worker begins later.
+        Without `keep` this is done once in a round, since no worker starts later.
         """
         if self._local_rank == 0 and self.buffers is not None and not self._has_removed:
             self._has_removed = keep is None

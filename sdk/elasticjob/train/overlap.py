@@ -101,7 +101,7 @@ class Overlap:
         self._seed = 0.0
         self._marks: tuple[list[int], list[bytes]] = ([], [])
         self.is_possible = True
-        """False once something else has changed what a copy was reading."""
+        """False once something other than the optimizers has changed the state during a copy."""
         self._waited_seconds = self._copied_seconds = 0.0
         optimizers.before_steps(self, Overlap.before_step)
 
@@ -161,7 +161,7 @@ class Overlap:
                     self._copy = None
 
     def settle(self, seconds: float) -> None:
-        """Wait for the last copy from another thread, at most `seconds`, and leave its error."""
+        """Wait up to `seconds` for the last copy, from another thread; `wait` raises its error."""
         copy = self._copy
         if copy is not None and self._pid == os.getpid():
             concurrent.futures.wait([copy], timeout=seconds)

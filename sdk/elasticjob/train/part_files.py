@@ -491,7 +491,7 @@ def written(fd: int, views: list[memoryview], offset: int) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path, flags: int, mode: int = _MODE) -> Iterator[int]:
-    """Open a path that must be no link; close its descriptor at the end of the context."""
+    """Open a path that must not be a link; close its descriptor at the end of the context."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         yield fd

@@ -43,9 +43,9 @@ class State(enum.IntEnum):
 def holders(members: Sequence[Member], replicas: int) -> dict[str, tuple[str, ...]]:
     """Return the nodes that hold the copies of each node's parts.
 
-    Each node sends to the node that is a constant distance after it in a circle, so that each one
-    also receives `replicas` copies. In the circle the nodes of a domain follow each other; the
-    distances are those that lead to the most other domains.
+    The nodes form a ring. Each node sends its copies to the nodes at fixed distances after it, so
+    that each node also receives `replicas` copies. Nodes of one domain are adjacent in the ring;
+    the distances are those that reach the most other domains.
     """
     ring = _ring(members)
     domains = [domain for _, domain in ring]
@@ -97,7 +97,7 @@ def receivers(members: Sequence[Member], replicas: int) -> dict[int, tuple[int, 
 def copies_at(
     members: Sequence[Member], replicas: int, node: str, is_sharded: bool
 ) -> frozenset[int]:
-    """Return the ranks whose copies a node holds; `SHARED` for that of the shared part.
+    """Return the ranks whose parts a node has copies of; `SHARED` stands for the shared part.
 
     With sharded state a node also holds copies of its own parts: its buffers for snapshots are
     overwritten before a generation is confirmed.
@@ -129,9 +129,9 @@ class Generations:
         """True if the copies of the last generation of this round are complete on all nodes."""
 
     def exchanged(self, states: Iterable[State]) -> bool:
-        """Take the states of all ranks; return True if the next generation may begin.
+        """Evaluate the states of all ranks; return True if the next generation may begin.
 
-        A generation that one rank could not copy is given up: the next one overwrites it.
+        A generation is confirmed if the copies of all ranks are complete, else overwritten.
         """
         found = set(states)
         if State.RUNNING in found:
@@ -150,13 +150,13 @@ class Generations:
 def kept(
     offers: Sequence[Offer], members: Sequence[Member], plan: Plan | None, is_sharded: bool
 ) -> Version | None:
-    """Return the version whose copies stay until a generation of the new gang is confirmed.
+    """Return the version whose copies are kept until a generation of the new gang is confirmed.
 
-    It is the newest one with copies of all ranks' own parts: the restored one may have none yet, as
-    after a copy at a stop, and if a node is lost now, the version before it is restored.
+    It is the newest version with copies of all ranks' own parts. The restored version may have
+    none yet, for example after a stop copy; if a node is lost now, the version before is restored.
 
-    With sharded state the buffers for snapshots are overwritten before that, so only copies count:
-    of the versions that they contain completely, this is the one that survives the most losses. A
+    With sharded state the buffers for snapshots are overwritten earlier, so only copies count. Of
+    the versions that are complete in copies, the one that survives the most losses is kept, since a
     newer one may have been copied in part.
     """
     if not is_sharded:
@@ -206,9 +206,8 @@ def replica_to_overwrite(held: Sequence[Part | None], keep: Version | None) -> i
 def step_to_overwrite(held: Sequence[Part | None], part: Part) -> int | None:
     """Return the index of the buffer for a rank's own part of a step; None for a delayed one.
 
-    It is that of the same part, an empty one, else that of the step before the last one. Those of
-    an earlier gang go first, also where that gang was further: the ranks have gone back to an older
-    step.
+    The order is: the buffer of the same part, an empty one, the one with the older part. Parts of
+    an earlier gang are older even at a higher step, since the ranks have gone back to an older one.
     """
     if part in held:
         return held.index(part)

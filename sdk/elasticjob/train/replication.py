@@ -1,9 +1,9 @@
-"""Replication of the ranks' own parts to other nodes, in the background of the training.
+"""Replication of the ranks' own parts to the memory of other nodes, in the background.
 
-The ranks exchange their addresses, and a random key, as they exchange gradients. Each one copies
-its part over `links`, and receives those of other ranks. A failed copy is given up and logged
-once; training never waits for a copy. Small own parts are sent after each step too, without an
-agreement: a stop of the gang then needs those of a lost node.
+The ranks exchange their addresses and a random key over the process group. Each rank sends its part
+over `links`, and receives those of other ranks. A failed copy is logged once and not retried;
+training never waits for a copy. Small own parts are also sent after each step, independent of the
+generations: if a node is lost, a stop copy needs the own parts of its ranks.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ class Replication:
         return found.confirmed.step
 
     def restored(self, offers: Sequence[Offer], plan: Plan | None) -> None:
-        """Keep the copies from which the gang could restore until there are newer ones.
+        """Keep the copies that another restore would need until there are newer ones.
 
-        Local rank 0 removes the others: the limit of the memory may leave no room beside them.
+        Local rank 0 removes all others, since the memory limit may leave no room for new copies.
         """
         confirmed = kept(offers, self.members, plan, self._is_sharded)
         self.generations = Generations(confirmed)
@@ -150,11 +150,11 @@ class Replication:
                     self._buffers.remove(path)
 
     def continued(self, confirmed: Version) -> None:
-        """Keep the copies that the former replication of this gang has confirmed."""
+        """Continue with the version that the previous replication of this gang has confirmed."""
         self.generations = Generations(confirmed)
 
     def exchanged(self, states: Sequence[State]) -> bool:
-        """Take the states of all ranks; return True if the next generation may begin."""
+        """Evaluate the states of all ranks; return True if the next generation may begin."""
         begins = self.generations.exchanged(states)
         if self.generations.has_confirmed and not self._has_dropped and self._local_rank == 0:
             self._has_dropped = True
@@ -179,10 +179,10 @@ class Replication:
         self._sender.start()
 
     def saves(self, step: int) -> None:
-        """Log a refused copy at the second step after it: its peer has not ended its training.
+        """Log a refused copy at the second step after it.
 
-        At the end of a training that peer may be ahead by one step, and refuse copies of ranks that
-        have not called `close` yet.
+        At the end of a training, a peer that is ahead by one step refuses copies of ranks that have
+        not called `close` yet. This is not an error: there is no second step then.
         """
         if step == self._step:
             return

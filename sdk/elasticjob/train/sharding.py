@@ -61,7 +61,7 @@ class Parts(NamedTuple):
 def split(state: Any, rank_state: Any) -> Parts | None:
     """Return the shared state and the own state; None if the state has no distributed tensor.
 
-    Raises TypeError for one whose ranks hold terms of a sum: its shards are no slices of the
+    Raises TypeError for one whose ranks hold terms of a sum: its shards are not slices of the
     tensor.
     """
     found: list[Any] = []

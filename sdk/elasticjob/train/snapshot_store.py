@@ -1,7 +1,7 @@
-"""Snapshots of one rank in storage: the due ones, their writes, and the reports of complete ones.
+"""Snapshots of one rank in storage: schedule, writes, and reports of complete snapshots.
 
-Storage has one write of this rank in progress at most. Its troubles are reported, and end no
-training, unless the script has demanded the snapshot.
+At most one write of this rank is in progress. Errors of storage are reported and do not end the
+training, unless the script has requested the snapshot with `save(store=True)`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class SnapshotStore:
     Args:
         folder: the storage; None if this rank has none.
         job: this job, as far as this rank knows; empty if it is unknown.
-        keep: number of complete snapshots.
-        every_steps: least number of steps between two of them, without `every_seconds`.
-        every_seconds: alternatively the least time between two of them.
+        keep: number of complete snapshots to keep.
+        every_steps: minimum number of steps between two snapshots, without `every_seconds`.
+        every_seconds: alternatively the minimum time between two snapshots.
         report: report of this worker.
-        reached: file that keeps the steps of the newest ones for the next round.
+        reached: file that passes the steps of the newest snapshots to the next round.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SnapshotStore:
         self.folder = folder
         self.job, self._owner = job, ""
         self.is_shared = folder is not None
-        """True if any rank has storage; before the ranks have agreed, if this one has."""
+        """True if any rank has storage; before the first exchange, True if this one has."""
         self.complete_step = layout.NO_STEP
         """Step of the newest snapshot that is complete in storage, as far as this rank knows."""
         self._told_step = layout.NO_STEP
@@ -72,16 +72,16 @@ class SnapshotStore:
         self._last: Version | None = None
         """Last version that the ranks of this gang have begun to store."""
         self._lookup: StorageCall[bool] | None = None
-        """Lookup by another rank for a part of rank 0, once in a gang."""
+        """Check of a rank other than 0, once in a gang, that it sees the part of rank 0."""
         self._has_looked_up = False
 
     @property
     def is_timed(self) -> bool:
-        """True if the ranks exchange times to agree on the next snapshot in storage."""
+        """True if the interval is in seconds, so that the ranks must agree on each snapshot."""
         return self.is_shared and self._every_seconds is not None
 
     def is_due(self, step: int) -> bool:
-        """Return True if the snapshot of this step is due by its steps, on all ranks."""
+        """Return True if the snapshot of this step is due by the number of steps, on all ranks."""
         by_steps = self.is_shared and self._every_seconds is None
         return by_steps and step - self._step >= self._every_steps
 
@@ -96,10 +96,10 @@ class SnapshotStore:
         return self._writer is not None and self._writer.is_busy(is_due)
 
     def restored(self, agreed: Agreed) -> None:
-        """Begin at the newest snapshots in storage, and the time of the last one.
+        """Continue after a restore: set the newest stored steps, the job and the storage's owner.
 
-        Take the job and the owner of the storage on which the ranks have agreed: one that does not
-        know its job would make other calls than those that do.
+        All ranks use the job and the owner on which they have agreed. A rank that does not know its
+        job would otherwise make other calls than those that do.
         """
         self.job, self._owner = agreed.job, agreed.owner
         if self.folder is not None:
@@ -115,9 +115,9 @@ class SnapshotStore:
         """Record that the ranks store the snapshot of this step.
 
         Args:
-            has_ended: no rank writes the last one any more, and its part of rank 0 is looked up, or
-                that of this one: with `keep=1` rank 0 removes the last one once it has written this
-                one. False for a demanded one, which `confirm` looks up.
+            has_ended: True if no rank writes the previous snapshot any more. This rank then checks
+                that it sees the part of rank 0 of that one, or of this one: with `keep=1` rank 0
+                removes the previous one. False for a requested snapshot, which `confirm` checks.
         """
         version = Version(step, gang.number)
         is_first = gang.rank > 0 and self._lookup is None
@@ -132,9 +132,9 @@ class SnapshotStore:
             self._reached.write(step)
 
     def give_up(self, step: int) -> bool:
-        """Give up the snapshot of this step, the last one; return True if it was to be stored.
+        """Give up the last snapshot, if it is of this step; return True if it was to be stored.
 
-        The next one is stored instead.
+        The next snapshot is stored instead.
         """
         if self._step != step or self._former is None:
             return False
@@ -166,7 +166,7 @@ class SnapshotStore:
             self._told_step = step
 
     def _check_lookup(self) -> None:
-        """Warn once if this rank does not see the part of rank 0."""
+        """Log a warning, once, if this rank does not see the part of rank 0 in storage."""
         lookup = self._lookup
         if lookup is None or lookup.is_alive() or self._has_looked_up or self.folder is None:
             return
@@ -214,10 +214,10 @@ class SnapshotStore:
         return bool(self.job) and self._owner not in ("", self.job)
 
     def may_keep(self, plan: Plan) -> bool:
-        """Return True if the memory of the nodes may get the parts of this plan, on all ranks.
+        """Return True if the parts of this plan may be written to memory, on all ranks.
 
-        The memory has the snapshots of this job alone. A plan from storage without an owner, as of
-        an earlier version of the library, may be that of another job.
+        The memory must have snapshots of this job alone. Storage without an owner, written by an
+        earlier version of the library, may have those of another job.
         """
         if not self.job or self._owner == self.job:
             return True
@@ -230,7 +230,7 @@ class SnapshotStore:
             raise SnapshotError(self._of_other_job())
 
     def warn_of_owner(self) -> None:
-        """Warn of storage of another job: its error comes after the first step, at each start."""
+        """Log a warning if the storage belongs to another job; the first `save` is an error."""
         if self.is_of_other_job:
             log.warning("%s. The first save() is an error", self._of_other_job())
 
@@ -239,7 +239,7 @@ class SnapshotStore:
         return f"{folder}: {other_owner(self._owner, self.job)}"
 
     def check_demanded(self, gang: Gang, store: bool) -> None:
-        """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""
+        """Raise SnapshotError if `store` is true and no rank has storage; if false, warn once."""
         if self.is_shared:
             return
         text = (

@@ -94,7 +94,7 @@ __all__ = ["Restored", "SnapshotError", "Snapshots"]
 log = logging.getLogger("elasticjob.train")
 
 _EXIT_PRIORITY = 0
-"""The least with which a function at the end of a process precedes the wait for its children."""
+"""Lowest priority of an exit function that multiprocessing runs before it joins child processes."""
 MAX_REPLICAS = 8
 MAX_OVERHEAD = 0.01
 MIN_KEPT_SECONDS = 1.0
@@ -109,13 +109,13 @@ class Restored(NamedTuple):
 
     Args:
         step: number of completed steps.
-        state: the state that `save` was given.
+        state: the state that was passed to `save`.
         rank_state: this rank's own state; None on all ranks if the number of ranks has changed, or
             if the part of any rank was lost with its node and the nodes that had copies.
         place: "memory" or "storage".
-        lost_steps: number of completed steps after `step`, which are repeated; None if it is
-            unknown, such as at the first start and after the loss of all nodes.
-        lost_seconds: their approximate duration.
+        lost_steps: number of completed steps after `step`, which are repeated; None if unknown, for
+            example at the first start and after the loss of all nodes.
+        lost_seconds: approximate duration of the lost steps.
     """
 
     step: int
@@ -127,15 +127,15 @@ class Restored(NamedTuple):
 
 
 class Snapshots:
-    """Snapshots of the training state, of which the newest is restored after a fault.
+    """Snapshots of the training state; the newest one is restored after a fault.
 
-    All ranks make the same calls: `restore` once, then `save` after each step, in which the ranks
-    have exchanged gradients.
+    All ranks must make the same calls: `restore` once, then `save` after each step in which they
+    exchange gradients.
 
     The ranks' own state is copied to other nodes in the background, so that it survives the loss of
-    a node. The interval is adapted to the measured cost of a snapshot, unless one is given.
+    a node. Without a given interval, it is adapted to the measured cost of a snapshot.
 
-    An argument that is not given is that of the job, in `spec.recovery.snapshots`, or the default.
+    An omitted argument has the value in the job's `spec.recovery.snapshots`, or the default.
 
     Args:
         storage: folder that all nodes share, for the snapshots that survive the loss of all nodes.
@@ -144,19 +144,19 @@ class Snapshots:
         max_overhead: without an interval, largest share of the training time that snapshots take.
             By default 0.01, and up to 0.05 while faults repeat steps so often that a shorter
             interval saves more than it costs.
-        optimizers: the optimizer, or all of them, if nothing else changes parameters and the
-            optimizers' state: they are then copied during the next step, and after a fault once
-            the workers are stopped. Or a function that returns them, called by the next `save`,
-            if `restore` precedes the creation of the model.
+        optimizers: the optimizer, or all of them, if nothing else changes the parameters and the
+            optimizers' state. The state is then copied during the next step, and the last step is
+            copied when the workers stop after a fault. If `restore` precedes the creation of the
+            model, give a function that returns them; the next `save` calls it.
         store_every: steps between two snapshots in storage, at least; 500 by default.
         store_seconds: alternatively the time between two snapshots in storage, at least.
         keep: number of complete snapshots in storage, which needs room for two more; 2 by default.
         replicas: number of other nodes that hold copies of each rank's own state; 0 for none, 1 by
             default.
         replica_rate: largest number of bytes that one rank sends to other nodes each second.
-        sharded: True if the state has distributed tensors (DTensor, as with FSDP2), or `rank_state`
-            has what no other rank has: then only a snapshot with the state of all ranks is
-            restored. Another number of ranks can load distributed tensors.
+        sharded: True if the state has distributed tensors (DTensor, as with FSDP2), or if
+            `rank_state` has data that no other rank has. Only a snapshot with the state of all
+            ranks is then restored. Another number of ranks can load distributed tensors.
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
@@ -237,7 +237,7 @@ class Snapshots:
         self._gang: Gang | None = None
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
         self._missing = Missing(0)
-        """Places where this rank could have parts of the last snapshot, and has not."""
+        """Places where this rank should have parts of the last snapshot and has none."""
         self._next_step = 0
         self._interval = 1  # between two regular snapshots, also where the next one is due earlier
         self._store = SnapshotStore(
@@ -251,8 +251,8 @@ class Snapshots:
         )
         self._is_each_step = every_steps == 1
         self._can_keep = self._keeps = False
-        """The second is True once the ranks, whose states are not held, keep them before a planned
-        stop. All ranks then pass the same points of `save`, so it stays True in this round."""
+        """`_keeps` is True once the ranks do not hold states, and thus take a snapshot before a
+        planned stop. It stays True in this round, so that all ranks pass the same save points."""
         self._taken_at = time.monotonic()
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
@@ -288,16 +288,16 @@ class Snapshots:
         self._copied: Version | None = None  # confirmed by the replication that `close` has ended
 
     def restore(self, into: Any = None) -> Restored | None:
-        """Return the newest snapshot that the ranks hold together; None if there is none.
+        """Return the newest snapshot that the ranks have together; None if there is none.
 
-        The same call at the first start and after a fault, on all ranks, once the process group is
-        initialized. A rank without a copy receives it from one that has it. A snapshot that is
-        incomplete or damaged is passed over.
+        Call this on all ranks, at the first start and after a fault, once the process group is
+        initialized. A rank without a part receives it from one that has it. Incomplete and damaged
+        snapshots are skipped.
 
         Args:
-            into: state like the saved one, or a function that returns it, which is called if there
-                is a snapshot. Its distributed tensors are overwritten with their restored shards,
-                and are those of the result. Without it distributed tensors are restored whole.
+            into: state with the structure of the saved one, or a function that returns it, which is
+                called if there is a snapshot. Its distributed tensors receive their restored shards
+                and are part of the result. Without it, distributed tensors are restored whole.
 
         Raises:
             SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
@@ -355,10 +355,10 @@ class Snapshots:
         return Restored(step, decode(shared), rank_state, place, *lost)
 
     def _end_former(self) -> None:
-        """End the work that a former call of `restore` began, and let `save` write again.
+        """End the background work of earlier calls before another restore.
 
-        The restore passes over a snapshot whose copy failed. That error is on this rank alone, and
-        to raise it would leave the other ranks in their collective.
+        Errors of a background copy are not raised: the restore skips that snapshot, and this rank
+        alone has the error, so the other ranks would wait for it in their collective.
         """
         if self._stop is not None:
             self._stop.release()
@@ -559,16 +559,15 @@ class Snapshots:
             self._replication.wait(min(most, share * train.link().stop_seconds))
 
     def _compare(self, gang: Gang, has_own_part: bool, tensors: list[str] | None = None) -> float:
-        """Compare the own parts of the ranks, and connect ranks that have them, to replicate.
+        """Check that all ranks or none have an own part, and connect the ranks for replication.
 
-        Compare their distributed tensors too: shards refer to those of the shared part by number.
+        A rank that alone has an own part would wait for the others, or write parts that no restore
+        finds complete. The distributed tensors must be the same on all ranks, since shards refer to
+        them by number. Both are known only once the functions of the script have been called.
 
-        The ranks exchange it at the first snapshot of a round, or the first state that is held,
-        then at the second call, the fourth, and so on: a rank that alone has an own part would wait
-        for the others, or write parts that no restore finds complete. The value of a function is
-        known only here, and so are the shards.
+        The ranks compare them at the first, second, fourth, eighth, … snapshot of a round.
 
-        Returns the seconds that it took, most of them waiting for slower ranks.
+        Returns the seconds that this took, mostly waiting for slower ranks.
         """
         began = time.perf_counter()
         self._compared += 1
@@ -588,8 +587,8 @@ class Snapshots:
         """Return the shared part of a snapshot of all ranks.
 
         Args:
-            interval: steps between two regular snapshots, for one that a planned stop needs before
-                it is due: the steps since the last one would be a shorter interval.
+            interval: steps between two regular snapshots; given if a planned stop requires the
+                snapshot before it is due, as the steps since the last one are fewer.
         """
         if interval is not None:
             return part_at_stop(version, interval, ranks)
@@ -606,7 +605,7 @@ class Snapshots:
         interval: int | None,
         is_repeated: bool,
     ) -> tuple[Any, Any]:
-        """Hold the states for a copy at a stop if all ranks do; return them."""
+        """Hold the states for a stop copy if all ranks do; return the states to save."""
         if stop.is_measured:
             told = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
             self._agreed_to_hold(stop, step, all(each[0] for each in told))
@@ -636,14 +635,17 @@ class Snapshots:
         return earlier.state, None if earlier.own is None else decode(earlier.own)
 
     def _agreed_to_hold(self, stop: StopCopy, step: int, is_on: bool) -> None:
-        """Hold until the next regular snapshot, or not, as all ranks do: then they may be asked."""
+        """Hold states until the next regular snapshot, or stop holding them, as all ranks do.
+
+        Ranks that do not hold states take a snapshot on request before a planned stop.
+        """
         stop.agreed(is_on, step)
         self._keeps = self._keeps or (self._can_keep and not is_on)
 
     def _rename(
         self, stop: StopCopy, gang: Gang, step: int, rank_state: Any, interval: int | None
     ) -> None:
-        """Give the state of this step, which is held, the version before that all ranks have."""
+        """Let the held state of this step follow the newest version that all ranks have."""
         own = None if rank_state is None else (gang.rank, rank_state)  # as it was held
         ranks = 0 if own is None else gang.size
         part = self._part(Version(step, gang.number), ranks, interval)
@@ -652,8 +654,8 @@ class Snapshots:
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers.
 
-        All ranks call it, or none: another rank that waits for this one in `save` or `restore` has
-        an error.
+        All ranks must call it, or none: a rank that waits for this one in `save` or `restore`
+        raises an error.
         """
         self._record_end(End.CLOSE)
         if self._keeps:
@@ -670,7 +672,7 @@ class Snapshots:
             self._claim.release()
 
     def _record_end(self, end: End) -> None:
-        """Record that this rank makes no further call, for those that wait, unless it fails."""
+        """Record for waiting ranks that this one makes no further call, unless it ends in error."""
         if self._gang is not None and not ended_with_error():
             self._gang.ends(end)
 
@@ -696,8 +698,8 @@ class Snapshots:
     def _begun(
         self, gang: Gang, plan: Plan | None, offers: list[Offer]
     ) -> tuple[tuple[int | None, float | None], int]:
-        """Number this gang and set its first interval; return the lost steps with their duration in
-        seconds, and the step at which the workers before would have taken the next regular
+        """Choose the gang number and the first interval. Return the lost steps and their duration
+        in seconds, and the step at which the previous workers would have taken the next regular
         snapshot."""
         step, ended = self._newest.step, self._memory.ended()
         stores = self._store.folder is not None

@@ -1,11 +1,11 @@
-"""Copy of the state of the last step once the workers are stopped, between two regular snapshots.
+"""Stop copy: snapshot of the last step, taken when the workers stop between regular snapshots.
 
-From a call of `save` until the next step of an optimizer, parameters and optimizers hold exactly
-the saved step. A fault of another rank stops this one there, in its backward. So each call of
-`save` keeps the state: references to tensors that only the optimizers change, copies of all others.
-The launcher asks for the copy, over a socket in the folder of snapshots, before it stops the
-workers; one that ends with an exception makes it by itself. The own state of a rank is committed in
-each step, there and on other nodes. See 0087, 0091 and 0101 in docs/decisions.
+Between a call of `save` and the next step of an optimizer, parameters and optimizers have exactly
+the saved state. If another rank fails, this rank stops there, in its backward. Each call of `save`
+therefore holds the state (see `held_state`). Before the launcher stops the workers, it requests the
+copy over a socket in the folder of snapshots; a worker that ends with an exception copies without a
+request. The own state of a rank is committed at each step, on its node and on other nodes. See
+0087, 0091 and 0101 in docs/decisions.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ COPY_SECONDS = 10.0
 LONG_STEP_SECONDS = 0.2
 """Minimum duration of a step whose end a planned stop waits for."""
 BEGUN_SHARE = 0.25
-"""Share of a step up to which it is given up. Ranks that are asked a little before and after the
-same `save` so copy the same step."""
+"""Share of a step before which its end is not waited for. Ranks that get the request shortly before
+and after the same `save` thus copy the same step."""
 LATE_SHARE = 1.5
-"""Usual durations of a step after whose begin its end is not waited for: it may hang."""
+"""Duration of a step, as a multiple of the usual one, from which it may hang: no longer wait."""
 BYTES_PER_SECOND = 500e6
 """Assumed speed of a copy until one is measured."""
 FLUSH_SECONDS = 0.5
-"""Maximum wait at a planned stop for the copy of the own state on other nodes."""
+"""Maximum wait at a planned stop until the own state is copied to other nodes."""
 STEP_SECONDS = 1.0
 """Minimum wait for the end of a step whose optimizers are at work."""
 SAMPLED = 8
-"""Number of gradients of each group that are marked, about, until a step is repeated."""
+"""Approximate number of gradients marked in each parameter group until a step is repeated."""
 MEASURED = 5
 """Number of measured times, of which the median counts."""
 
 
 class StopCopy:
-    """State of the last step, and its copy to the memory of the node at a stop.
+    """Holder of the last step's state, which it copies to the memory of the node at a stop.
 
     Args:
-        optimizers: all that change parameters.
-        overlap: their regular copies, one in progress is completed at a stop.
+        optimizers: all optimizers that change parameters.
+        overlap: regular copies in the background; one in progress is completed at a stop.
         max_overhead: largest share of the training time that snapshots take.
         record: called, also by a thread, with the `Loss` of the last step if the worker ended now.
     """
@@ -123,7 +123,7 @@ class StopCopy:
 
     @property
     def obstacle(self) -> Loss:
-        """Reason for which this rank can hold nothing, as without memory; unknown if it can."""
+        """Reason for which this rank cannot hold states; `UNKNOWN` if it can."""
         if self._memory.buffers is None or self._memory.lacks_room:
             return Loss.NO_MEMORY
         groups = [group for each in self._optimizers.all for group in each.param_groups]
@@ -131,7 +131,7 @@ class StopCopy:
         return Loss.UNKNOWN if on_cpu else Loss.ON_DEVICE
 
     def start(self, step: int, is_on: bool, obstacle: Loss = Loss.UNKNOWN) -> None:
-        """Begin after a restore; `is_on` if the ranks hold, and an obstacle if this one cannot."""
+        """Begin after a restore. `is_on`: the ranks hold states; `obstacle`: this one cannot."""
         self._give_up()
         self._begin(step)
         self._refused, self._releases, self._skips = obstacle, 0, False
@@ -146,7 +146,7 @@ class StopCopy:
         self._keep_at = self._taken_at = time.monotonic()
 
     def wants(self) -> bool:
-        """Return True if this rank proposes to hold until the next regular snapshot."""
+        """Return True if this rank proposes to hold states until the next regular snapshot."""
         step = statistics.median(self._steps) if self._steps else None
         wants = self._policy.proposed(step, is_on=self.is_on)
         found = Loss.UNKNOWN if wants else self._refused or Loss.COST
@@ -154,7 +154,7 @@ class StopCopy:
         return not self._refused
 
     def agreed(self, is_on: bool, step: int = layout.NO_STEP) -> None:
-        """Hold until the next regular snapshot, which is of this step, or not, as all ranks do."""
+        """Hold states until the next regular snapshot if `is_on`, as the ranks have agreed."""
         if self.is_on and not is_on:
             self._give_up()
         if is_on and not self.is_on:
@@ -163,7 +163,7 @@ class StopCopy:
         self._switch(is_on)
 
     def _begin(self, step: int) -> None:
-        """Mark the present gradients; the state of this step stays once they have grown."""
+        """Mark the gradients: the state of this step is kept once a backward has changed them."""
         self._most = 0
         self._since = step, Gradients(self._parameters())
 
@@ -180,7 +180,7 @@ class StopCopy:
         return former == self._called
 
     def _switch(self, is_on: bool) -> None:
-        """Hold or not; a stop then waits for no further state."""
+        """Turn holding on or off, and wake a stop that waits for a state."""
         self.is_on = is_on
         if not is_on:
             self._sources = None
@@ -191,15 +191,15 @@ class StopCopy:
 
     @property
     def is_measured(self) -> bool:
-        """True once, at the same step of all ranks, as soon as each of them has measured the cost.
+        """True at the one step at which the ranks exchange the measured cost of holding.
 
-        The next regular snapshot may be a thousand steps away.
+        They do not wait for the next regular snapshot, which may be a thousand steps away.
         """
         return self.is_on and self._held_steps == FIRST_COSTS
 
     @property
     def share(self) -> float:
-        """Share of the steps' time that it takes to hold the state."""
+        """Share of the training time that holding the state takes."""
         step = statistics.median(self._steps) if self._steps else 0.0
         return self._policy.share(step) if self.is_on and step else 0.0
 
@@ -214,17 +214,17 @@ class StopCopy:
         is_taken: bool = False,
         is_due: bool = False,
     ) -> Held | None:
-        """Keep the state until the next step of an optimizer.
+        """Hold the state until the next step of an optimizer.
 
         The own state of this rank is committed at once: if the rank is killed, the others copy the
         shared part of the same step.
 
-        The state of an earlier call with this step stays once a backward has added to gradients in
-        a repeated step: they are in no state, and the position in the data is past their samples.
-        With `is_due` it is then the result, if it is held and nothing else has changed it.
+        If a step is saved again after a backward has accumulated gradients, the state of the first
+        call is kept: no state has these gradients, and the data position is behind their samples.
+        With `is_due` that state is returned, if it is held and nothing else has changed it.
 
         Args:
-            began: time by `time.perf_counter` at which the state was asked for.
+            began: time by `time.perf_counter` at which `save` requested the state.
             own: rank of this process, and its own state; None without one.
             is_taken: True if each step has a regular snapshot, which a stop completes. The state is
                 then kept only to detect the end of a step that a planned stop waits for.
@@ -298,10 +298,10 @@ class StopCopy:
         return body
 
     def rename(self, part: Part, keep: Version, own: tuple[int, Any] | None) -> None:
-        """Hold the state of this step as another part, after an older version than the last one.
+        """Change the part of the held state, which then follows an older version `keep`.
 
-        The ranks have given that up. All of them have their own parts of this step, by the former
-        name; so the own part of the step before, which this one overwrites, is not needed.
+        The ranks have given up the version between. All have an own part of this step under its
+        former name, so that of the previous step, which is overwritten, is not needed.
 
         Args:
             keep, own: as for `hold`.
@@ -319,7 +319,7 @@ class StopCopy:
                 self._held = self._held._replace(part=part, keep=keep) if is_named else None
 
     def release(self) -> None:
-        """Give up the state, before an optimizer changes it; wait for a copy of it."""
+        """Drop the held state before an optimizer changes it, after a copy in progress."""
         self._stepped += 1
         self._give_up()
 
@@ -336,7 +336,7 @@ class StopCopy:
                 self._record(Loss.STEPS_SKIPPED if skips else Loss.IN_STEP)
 
     def taken(self) -> None:
-        """Record a regular snapshot, which the states of later steps keep."""
+        """Record the time of a regular snapshot: a stop copy saves the steps since then."""
         self._taken_at = time.monotonic()
 
     def measured(self, size: int, seconds: float) -> None:
@@ -348,11 +348,11 @@ class StopCopy:
     # --- the stop
 
     def commit(self, seconds: float, patience: float = 0.0) -> bool:
-        """Copy the held state; return True if a rank has written its step to the node.
+        """Copy the held state; return True if the node then has a copy of its step.
 
         Args:
             seconds: maximum time until the copy begins.
-            patience: maximum wait for the state of a step whose optimizers are at work.
+            patience: maximum wait for the state of a step whose optimizers are running.
         """
         if self._pid != os.getpid():
             return False
@@ -391,7 +391,7 @@ class StopCopy:
         return self._held is not None or self._is_needless or not self.is_on
 
     def answer(self, link: socket.socket) -> None:
-        """Copy the state for the launcher, which closes its side when it waits no longer."""
+        """Answer a request of the launcher, which closes the connection to end its wait."""
         kind, most = job.requested(link)
         seconds = self._limit_seconds()
         left = self._left_of_step(most) if seconds and kind != job.AT_ONCE else 0.0
@@ -409,12 +409,12 @@ class StopCopy:
                 self._changed.notify_all()
 
     def _left_of_step(self, most: float) -> float:
-        """Return the maximum wait for the end of the step; 0 to lose it.
+        """Return the maximum wait for the end of the current step; 0 to lose that step.
 
-        After a requested save no further step begins.
+        It is 0 after a requested save, since no further step begins.
 
         Args:
-            most: seconds in which the copy must be complete too.
+            most: maximum seconds for both the end of the step and the copy.
         """
         if self._last is None or not self._steps or train.link().awaits_stop:
             return 0.0
@@ -426,9 +426,9 @@ class StopCopy:
         return max(0.0, left) if is_within and is_worth_it else 0.0
 
     def _finish_step(self, seconds: float) -> bool:
-        """Wait for the next `save`, which then waits until the state is copied.
+        """Wait for the next `save`, which then blocks until the state is copied.
 
-        Returns True if the step has ended; not if the ranks hold no more, or the time is over.
+        Returns False if the time is over, or the ranks stop holding states.
         """
         with self._changed:
             ends, self._is_stopping = self._ends, True
@@ -436,7 +436,7 @@ class StopCopy:
             return self._ends > ends
 
     def _patience(self) -> float:
-        """Return the maximum wait for the end of a step whose optimizers are at work.
+        """Return the maximum wait for the end of a step whose optimizers are running.
 
         A worker may also hang there, in a collective between the step and `save`.
         """
@@ -454,7 +454,7 @@ class StopCopy:
         return min(COPY_SECONDS, 1.0 + 3 * self._copy_seconds(self._size) + 2 * step)
 
     def _is_worth_it(self, size: int) -> bool:
-        """Return True if a copy takes less time than the steps that it saves; else record it."""
+        """Return True if a copy takes less time than the steps that it saves; if not, record it."""
         needed = self._copy_seconds(size)
         is_worth_it = needed < min(COPY_SECONDS, time.monotonic() - self._keep_at)
         if not is_worth_it:
@@ -468,7 +468,7 @@ class StopCopy:
     # --- the socket
 
     def listen(self) -> None:
-        """Listen for the launcher, once in this process."""
+        """Listen for requests of the launcher, once in this process."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -491,7 +491,7 @@ class StopCopy:
         self._listener.atexit = False
 
     def close(self) -> None:
-        """End the copies of this object."""
+        """Stop holding states, and close the socket."""
         self.release()
         self._switch(False)
         if self._listener is not None:

@@ -141,7 +141,7 @@ class StorageFolder:
         if owner == "" and is_first and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "%s is no file of ElasticJob, and is not overwritten: move it, so that the "
+                "%s is not a file of ElasticJob, and is not overwritten: move it, so that the "
                 "snapshots belong to this job. Until then another job can remove them",
                 self.folder / OWNER,
             )
@@ -215,7 +215,7 @@ class StorageFolder:
     def _files_of(self, version: Version, moved: Callable[[], None] = no_report) -> _Files:
         """Return the files of a version.
 
-        A part that no rank has ended, or another node has removed, is no error.
+        A part that no rank has ended, or another node has removed, is not an error.
         """
         found: dict[Part, Path] = {}
         damaged: list[CorruptSnapshot] = []

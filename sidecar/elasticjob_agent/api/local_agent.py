@@ -70,9 +70,9 @@ class StuckWorkers(Exception):
 
 
 def sleep_timeout(given: float | None) -> float:
-    """Return the timeout in seconds, as given or else from the environment; 0 is no timeout.
+    """Return the timeout in seconds, as given or else from the environment; 0 disables it.
 
-    As in torch, a negative value, or a variable that is no number, is 0.
+    As in torch, a negative value, or a variable that is not a number, counts as 0.
     """
     if given is not None:
         return max(0.0, float(given))
@@ -133,7 +133,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         shutdown_timeout: seconds between SIGTERM and SIGKILL of a worker.
         health_check_server: must be None.
         uninterruptible_state_timeout: maximum seconds of a worker in uninterruptible sleep, after
-            which the run ends UNHEALTHY and without a restart, as in torch; 0 is no limit. The
+            which the run ends UNHEALTHY and without a restart, as in torch; 0 means no limit. The
             default is TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT.
 
     Raises:

@@ -32,7 +32,8 @@ def record_answer(
 ) -> CheckpointRequest | None:
     """Record the last save point passed: no worker passes another while a request is in place.
 
-    Checkpoints up to here are no answer. The progress at the request may be older than they are.
+    Checkpoints up to that point do not count as the answer: the progress that was recorded with the
+    request may be older than they are.
     """
     if request is None or request.passed >= 0:
         return request
@@ -41,9 +42,9 @@ def record_answer(
 
 
 def end_waiting_workers(state: State, now: float) -> State:
-    """Count workers that saved and exited as done if the end of their round does not follow.
+    """Count workers that saved and exited as done, unless their round ends in time.
 
-    This happens when peers finished before the save point.
+    The round does not end if peers had finished before they reached the save point.
     """
     until, group = state.saved_workers_until, state.group
     if until is None or group is None or now < until:
@@ -52,7 +53,7 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
-    """Return True if a leaving node's workers keep running because the job may save first."""
+    """Return True if a leaving node's workers run on because they may get a save request."""
     if state.is_urgent or state.leaving_at is None or not _precedes_stop(state, group):
         return False
     if not (wants_to_save(group) or wants_to_keep(group)):
@@ -61,7 +62,7 @@ def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
 
 
 def is_unasked(state: State, number: int) -> bool:
-    """Return True if that round's workers want to save before a planned stop, without a request."""
+    """Return True if that round is to stop, and its workers want to save but got no request."""
     group = state.group
     if group is None or group.round != number or group.empty or group.request is not None:
         return False
@@ -86,7 +87,7 @@ def wants_to_save(group: WorkerGroup) -> bool:
 def wants_to_keep(group: WorkerGroup) -> bool:
     """Return True if all workers here can keep their state in memory before a planned stop.
 
-    One without a progress file would pass the point on which the others agree.
+    A worker without a progress file would not stop at the agreed save point.
     """
     keeping = [worker for worker in group.progress.values() if worker.keeps]
     return len(keeping) == group.slots > 0
@@ -106,7 +107,7 @@ def completed(group: WorkerGroup) -> bool:
 def save_error(group: WorkerGroup) -> str:
     """Return the error of the requested checkpoint, once all workers here report that it failed.
 
-    Workers that exited without such a report do not count. Empty before that.
+    Workers that exited without such a report do not count. Empty if some have not failed.
     """
     request = group.request
     if request is None or request.point == 0:
@@ -124,8 +125,8 @@ def save_error(group: WorkerGroup) -> str:
 def saved(group: WorkerGroup) -> bool:
     """Return True if all workers here have passed the agreed save point or exited.
 
-    A worker that reports its checkpoints does not count: it may still be writing this one, or have
-    failed to write it.
+    For a worker that reports its checkpoints this is False: it may still be writing this one, or
+    have failed to write it.
     """
     request = group.request
     if request is None or request.point == 0 or save_error(group):
@@ -141,10 +142,10 @@ def saved(group: WorkerGroup) -> bool:
 
 
 def _reports(point: int, before: WorkerProgress | None, now: WorkerProgress) -> bool:
-    """Return True if the worker has reported the checkpoint of this point, and not one before it.
+    """Return True if the worker has reported the checkpoint of this save point, not an earlier one.
 
-    A periodic checkpoint may be reported after the request and before the point. A worker whose
-    library does not send the point of its report passes another one after it.
+    A periodic checkpoint may be reported between the request and the save point. A worker with an
+    older library does not report the save point; it has passed the next one by then.
     """
     earlier = before or WorkerProgress()
     if now.points == 0:  # progress in text form has no save points
@@ -163,9 +164,9 @@ def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:
 
 
 def _had_saved(before: WorkerProgress | None, point: int) -> bool:
-    """Return True if a worker was past the point, with all its steps saved, at the request.
+    """Return True if a worker had passed the point at the request, with all its steps saved.
 
-    Only an agent that took the workers over finds that.
+    This occurs only if the agent has taken the workers over from another one.
     """
     if before is None or before.points <= point:
         return False
@@ -173,7 +174,7 @@ def _had_saved(before: WorkerProgress | None, point: int) -> bool:
 
 
 def _precedes_stop(state: State, group: WorkerGroup) -> bool:
-    """Return True if the rendezvous requests saves in the workers' round before a planned stop."""
+    """Return True if a planned stop of the workers' round is preceded by a save request."""
     directive = state.directive
     if not isinstance(directive, Run) or group.round != directive.roster.number:
         return False

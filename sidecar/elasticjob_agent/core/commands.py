@@ -28,8 +28,8 @@ class PrepareGroup:
 class StopGroup:
     """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
 
-    With `dump` the workers write their stacks first, with `copies` their training state. With
-    `ends_step` they end their step before.
+    With `dump` the workers first write their stacks, with `copies` a snapshot of their training
+    state. With `ends_step` they first finish their step.
     """
 
     round: int

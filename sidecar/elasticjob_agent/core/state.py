@@ -51,8 +51,9 @@ class StopOrder:
     """Latest stop order for a worker group. A later order may shorten the grace, not extend it.
 
     Attributes:
-        copies: True if the workers copy their training state before.
-        ends_step: True if the workers end their step before: those of other nodes then can.
+        copies: True if the workers make stop copies before they end.
+        ends_step: True if the workers first finish their step, so that those of other nodes can
+            finish theirs.
     """
 
     cause: StopCause

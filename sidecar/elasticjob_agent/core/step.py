@@ -254,7 +254,7 @@ def absorb(state: State, event: Event, now: float) -> State:
     """Record an event in the state."""
     match event:
         case DirectiveChanged(directive):
-            state = _seated(_mark_as_run(replace(state, directive=directive)))
+            state = _with_base_rank(_mark_as_run(replace(state, directive=directive)))
             begins = isinstance(directive, Run) and directive.roster.number > state.round
             return _leaving(state, state.stuck) if state.stuck and begins else state
         case RuntimeEvent():
@@ -284,15 +284,15 @@ def _mark_as_run(state: State) -> State:
         return state
     if group is not None and not group.empty:
         return state
-    return replace(_with_past(state), group=None, ran=directive.round)
+    return replace(_with_last_group(state), group=None, ran=directive.round)
 
 
-def _with_past(state: State) -> State:
+def _with_last_group(state: State) -> State:
     """Keep the facts about the ended group that outlive it."""
     return replace(state, past=state.ended_progress, past_cut_off=state.cut_off_round)
 
 
-def _seated(state: State) -> State:
+def _with_base_rank(state: State) -> State:
     """Fill in the base rank of a worker group taken over without one, from its roster."""
     group, directive = state.group, state.directive
     if group is None or group.base_rank is not None or not isinstance(directive, Run):
@@ -390,9 +390,9 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
     state = end_waiting_workers(state, now)
-    state, orders = _stopping(state, now, again=isinstance(runtime_event, Hello))
+    state, orders = _stop_commands(state, now, again=isinstance(runtime_event, Hello))
     commands.extend(orders)
-    state, orders = _starting(state, now)
+    state, orders = _start_commands(state, now)
     commands.extend(orders)
     state, asks = request_checkpoint(state)
     commands.extend(asks)
@@ -405,9 +405,11 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     return state, (*commands, *orders)
 
 
-def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
-    """Order the worker group's stop, shorten its grace or end its copies or its wait for a step;
-    repeat the order after a reconnect."""
+def _stop_commands(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
+    """Return the command to stop the worker group, if it is new or has changed, or `again` is set.
+
+    A later order may shorten the grace period, and end the stop copies or the wait for a step.
+    """
     group = state.group
     if group is None or group.empty or state.gone:
         return state, ()
@@ -422,7 +424,7 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
     is_planned = order.cause in (StopCause.PLANNED, StopCause.LEAVE) and order.grace_seconds > 0
     order = replace(
         order,
-        copies=order.copies and _is_used_again(state),
+        copies=order.copies and _may_run_again(state),
         ends_step=order.ends_step and is_planned and _others_continue(state),
     )
     if order != stands:
@@ -433,15 +435,16 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
     return state, (command,)
 
 
-def _is_used_again(state: State) -> bool:
-    """Return True while a round may follow here: the memory of copies ends with the node or job."""
+def _may_run_again(state: State) -> bool:
+    """Return True if another round may run here. Otherwise stop copies are useless: their memory is
+    freed with the node or the job."""
     return not state.leaving and not isinstance(state.directive, Finish | Left | Refused)
 
 
 def _others_continue(state: State) -> bool:
-    """Return True if workers of other nodes need the end of a step here, as the job goes on.
+    """Return True if workers of other nodes must finish the current step, as the job continues.
 
-    A job whose only node leaves does not.
+    This is False for a job whose only node leaves.
     """
     match state.directive:
         case Run(roster=roster):
@@ -451,8 +454,8 @@ def _others_continue(state: State) -> bool:
     return False
 
 
-def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Start the round of the directive: each number once, after the last round's processes exit."""
+def _start_commands(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Return the commands to start the round of the directive: once, after the last one's end."""
     directive = state.directive
     if not isinstance(directive, Run) or state.busy or state.leaving or state.ending is not None:
         return state, ()
@@ -461,7 +464,7 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     if assignment is None or state.hello is None or roster.number <= state.round:
         return state, ()
     group = WorkerGroup(roster.number, assignment.slots, assignment.base_rank, now)
-    state = replace(_with_past(state), group=group, ran=state.round)
+    state = replace(_with_last_group(state), group=group, ran=state.round)
     if state.served:
         # The worker runtime reports when a store is used and when another is available.
         return state, (StartGroup(roster, assignment, directive.max_restarts),)

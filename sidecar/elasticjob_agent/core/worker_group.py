@@ -87,7 +87,7 @@ def _ran_ms(group: WorkerGroup, now: float) -> int | None:
 
 
 def _failure_to_keep(known: Failure | None, found: Failure | None) -> Failure | None:
-    """Return the failure to keep: only an echo is replaced, and only by a failure that is none."""
+    """Return the failure to keep: only an echo is replaced, by a failure that is not an echo."""
     if known is None or found is None:
         return known or found
     echo = known.kind in ECHOES and found.kind not in ECHOES

@@ -34,7 +34,7 @@ def poll_round(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Polled:
     waiting, closed = handler.num_nodes_waiting(), handler.is_closed()
     if store is None:
         return Polled(waiting, closed)
-    left = read_note(store, LEFT_NOTE) if waiting > 0 or _keeps_who_left(handler) else ""
+    left = read_note(store, LEFT_NOTE) if waiting > 0 or _shows_left_nodes(handler) else ""
     if left and not closed:
         waiting = max(1, waiting)
     failed = read_note(store, FAILED_NOTE) if waiting > 0 or closed else ""
@@ -55,7 +55,7 @@ def poll_round(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Polled:
     )
 
 
-def _keeps_who_left(handler: Any) -> bool:
+def _shows_left_nodes(handler: Any) -> bool:
     """Return True if a left node looks alive until its key expires; never for torch's handlers."""
     return kept_by_etcd(handler) and hasattr(handler, "gone")
 

@@ -139,7 +139,10 @@ class ReconnectingHandler(RendezvousHandler):
         return stores
 
     def stay(self) -> None:
-        """Mark this node as done with its round: its end is no loss, if the handler supports it."""
+        """Mark this node as done with its round, so that its end does not count as a loss.
+
+        Has no effect if the handler does not support it.
+        """
         stay = getattr(self._handler, "stay", None)
         if stay is not None:
             stay()

@@ -217,8 +217,8 @@ class ExitBarrierClient:
     async def arrived(self) -> str:
         """Enter the barrier; return the key that exists once all nodes have arrived.
 
-        After the count this node's end is no loss to the others; `handler.stay` makes its key
-        permanent for that. Raises the store's errors.
+        Once this node has arrived, the others do not count its end as a loss: `handler.stay` makes
+        its key permanent. Raises the store's errors.
         """
         last = await self._counted()
         stay = getattr(self._handler, "stay", None)

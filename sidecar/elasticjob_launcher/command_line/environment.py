@@ -149,7 +149,7 @@ def _of_wrapper(words: tuple[str, ...]) -> Clearing | None:
 
 
 def _end_of_own(words: tuple[str, ...]) -> int | None:
-    """Return the index after the words of a wrapper itself; None if it is none that is known."""
+    """Return the index after the words of a wrapper itself; None if it is unknown."""
     end = wrapped_at(words)
     if end is None and file_name(words[0]) in ("su", "runuser"):
         return len(words)
@@ -186,7 +186,7 @@ def _candidates(name: str, words: tuple[str, ...], end: int) -> tuple[str, ...]:
 
 
 def _may_be_options(word: str) -> bool:
-    """Return True if the shell computes a word that is no path, such as `$VENV/bin/accelerate`."""
+    """Return True if the shell computes the word and it is not a path."""
     return _is_computed(word) and not re.fullmatch(r".*/[\w.+-]+", word, re.DOTALL)
 
 

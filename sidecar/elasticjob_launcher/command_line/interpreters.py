@@ -94,7 +94,7 @@ def invocation(words: Sequence[str]) -> Invocation:
 
 def line_after(words: Sequence[str]) -> str | None:
     """Return the line that a shell command runs; None for a script, standard input or a program
-    that is no shell."""
+    that is not a shell."""
     if not words or not is_shell(words[0]):
         return None
     at = invocation(words).line_at

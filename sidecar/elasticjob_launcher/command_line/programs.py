@@ -63,7 +63,7 @@ def inner_words(words: tuple[str, ...]) -> tuple[str, ...] | None:
 
 def launcher_of_words(words: Sequence[str]) -> Launcher | None:
     """Return the launcher that a program is, as a file or as a module of Python; None if it is
-    none."""
+    not one."""
     if not words:
         return None
     if not is_python(words[0]):

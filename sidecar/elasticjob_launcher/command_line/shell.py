@@ -210,7 +210,7 @@ class _Reader(Scanner):
 
     def _reserved(self, current: Simple, word: str) -> bool:
         """Return True if a word at the beginning of a command is a reserved word; skip the words
-        after it that are no command."""
+        after it that are not a command."""
         if word in _LEADING:
             self._mark(word)
             self._open += word in _OPENING

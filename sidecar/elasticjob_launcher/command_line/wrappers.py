@@ -286,7 +286,7 @@ def program_at(words: Sequence[str], strings: bool = True) -> int:
 
 
 def wrapped_at(words: Sequence[str]) -> int | None:
-    """Return the index of the command that a wrapper runs; None if the words are no wrapper, or
+    """Return the index of the command that a wrapper runs; None if the words are not a wrapper, or
     the wrapper runs none."""
     name = file_name(words[0])
     if name == "env":

@@ -433,7 +433,7 @@ class NodeCommand:
             self._sweeping.cancel()
         self.reap()
         left = descendants(os.getpid())
-        stuck = self._watch.given_up(left)
+        stuck = self._watch.find_stuck(left)
         if stuck:
             self._output.write_line(stuck)
         elif left:

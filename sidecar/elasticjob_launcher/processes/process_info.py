@@ -111,12 +111,12 @@ def kill_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def kill_but_trackers(groups: Collection[int]) -> frozenset[int]:
-    """Kill the processes of groups without resource trackers; return the pids of these.
+def kill_sparing_trackers(groups: Collection[int]) -> frozenset[int]:
+    """Kill the processes of groups except resource trackers; return the pids of the trackers.
 
-    A tracker of multiprocessing removes the shared memory and semaphores of processes that were
-    killed, and ends. Nothing else runs while the processes are read, which takes long under load:
-    leaders are killed before, and the groups stopped, so that they also start no process.
+    A tracker of multiprocessing removes the shared memory and semaphores of killed processes, then
+    ends. Reading the processes takes long under load. Therefore the group leaders are killed and
+    the groups stopped before it, so that no process runs, or starts another one, meanwhile.
     """
     for group in groups:
         _kill_leader(group)
@@ -133,8 +133,8 @@ def kill_but_trackers(groups: Collection[int]) -> frozenset[int]:
     return frozenset(trackers)
 
 
-def kill_others(groups: Collection[int], trackers: Collection[int]) -> bool:
-    """Kill the processes of groups that are not in `trackers`; return True if any has not ended."""
+def kill_except(groups: Collection[int], trackers: Collection[int]) -> bool:
+    """Kill the processes of groups except `trackers`; return True if any has not ended."""
     found = [stat for stat in processes() if stat.group in groups and stat.pid not in trackers]
     left = [stat.pid for stat in found if not _is_zombie(stat)]
     _kill(left)
@@ -163,10 +163,10 @@ def is_tracker(pid: int) -> bool:
 
 
 def _is_tracker(stat: Stat) -> bool:
-    """Return True for a resource tracker that leads no group.
+    """Return True for a resource tracker that is not the leader of its group.
 
-    The command is read only of a process with one thread that waits interruptibly, runs or is
-    stopped: to read that of others may block, in the lock that holds them up.
+    The command line is read only if the process has one thread, which runs, is stopped or waits
+    interruptibly. For other processes the read may block in the kernel, on the same lock as they.
     """
     if stat.pid == stat.group or stat.threads != 1 or stat.state not in "RST":
         return False
@@ -190,14 +190,14 @@ def reap_children() -> Iterator[tuple[int, int]]:
 
 
 STUCK_END_SECONDS = 1.0
-"""Wait at the end for processes that the kernel has not ended yet after their SIGKILL."""
+"""Maximum wait of an ending launcher for killed processes that are stuck in the kernel."""
 
 
 def kill_descendants(within_seconds: float) -> None:
     """Kill and reap all processes left below this subreaper, such as daemons of a worker.
 
     This process adopts the children of each killed process, so a few iterations reach all. It waits
-    only briefly if all that are left can run no more, see `is_beyond_return`.
+    up to `STUCK_END_SECONDS` if all remaining processes are stuck in the kernel.
     """
     deadline = time.monotonic() + within_seconds
     watch = StuckWatch()
@@ -208,7 +208,7 @@ def kill_descendants(within_seconds: float) -> None:
         left = [stat.pid for stat in processes() if stat.parent == own]
         if not left:
             return
-        if watch.look(left) > STUCK_END_SECONDS:
+        if watch.observe(left) > STUCK_END_SECONDS:
             for pid, began in descendants(own).items():  # children of those that have not ended
                 kill_unless_reused(pid, began)
             return
@@ -233,7 +233,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def follow_process(loop: Loop, pid: int, ended: Callable[[], object]) -> None:
-    """Call `ended` once the process has ended for any reason; pid 0 is none."""
+    """Call `ended` once the process has ended for any reason; pid 0 means no process."""
     if not pid:
         return
     try:
@@ -253,13 +253,12 @@ UNINTERRUPTIBLE = "DI"
 """States of a thread that no signal wakes; `I` while its process writes a core file."""
 
 
-def is_beyond_return(pid: int, proc: Path = PROC) -> bool:
-    """Return True if no thread of a process can ever run code of its program again, and each that
-    is left waits.
+def is_stuck_in_kernel(pid: int, proc: Path = PROC) -> bool:
+    """Return True if a killed process waits in the kernel and will never run its program again.
 
-    That holds for a thread that has exited, and for one in an uninterruptible wait that exits or
-    has SIGKILL pending: at the end of the wait the kernel ends it before it returns from its system
-    call. The process may stay for as long as a disk does not answer.
+    Each thread has exited, or is in an uninterruptible wait and exits or has SIGKILL pending: at
+    the end of the wait the kernel ends it before it returns from its system call. The process may
+    exist as long as, for example, a disk does not answer.
     """
     try:
         threads = list((proc / str(pid) / "task").iterdir())
@@ -299,17 +298,17 @@ def _has_ended(pid: int) -> bool:
         return False
 
 
-LONGEST_LOOK_SECONDS = 1.0
-"""Maximum time that one look adds to that of a wait: the launcher may have been paused."""
+MAX_INTERVAL_SECONDS = 1.0
+"""Maximum time that counts between two observations: the launcher may have been suspended."""
 STUCK_SECONDS = 10.0
-"""Time after which killed processes that have been in an uninterruptible wait are given up."""
+"""Time after which killed processes that are stuck in the kernel are given up."""
 
 
 class StuckWatch:
-    """Time for which killed processes can run no more, see `is_beyond_return`, by repeated looks.
+    """Stopwatch for killed processes that are stuck in the kernel (see `is_stuck_in_kernel`).
 
-    The time between two looks counts up to `LONGEST_LOOK_SECONDS`: a launcher that was paused, or
-    had no processor, does not know it, and under load many processes wait for a moment.
+    Between two observations at most `MAX_INTERVAL_SECONDS` count: a launcher that was suspended, or
+    had no processor, knows nothing of that time, and under load many processes wait for a moment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
@@ -318,20 +317,20 @@ class StuckWatch:
         self._seconds = 0.0
         self._last: float | None = None
 
-    def look(self, pids: Collection[int]) -> float:
-        """Return the seconds since the first of consecutive looks that found them all so."""
+    def observe(self, pids: Collection[int]) -> float:
+        """Return the seconds for which all of these processes have been observed to be stuck."""
         now = self._clock()
-        if not pids or not all(is_beyond_return(pid, self._proc) for pid in pids):
+        if not pids or not all(is_stuck_in_kernel(pid, self._proc) for pid in pids):
             self._seconds, self._last = 0.0, None
             return 0.0
         if self._last is not None:
-            self._seconds += min(now - self._last, LONGEST_LOOK_SECONDS)
+            self._seconds += min(now - self._last, MAX_INTERVAL_SECONDS)
         self._last = now
         return self._seconds
 
-    def given_up(self, pids: Collection[int]) -> str:
-        """Look; return the description of the processes if they are given up, else empty."""
-        if self.look(pids) < STUCK_SECONDS:
+    def find_stuck(self, pids: Collection[int]) -> str:
+        """Observe the processes; return a text about them if they are to be given up, or empty."""
+        if self.observe(pids) < STUCK_SECONDS:
             return ""
         return stuck_text(list(pids), STUCK_SECONDS, self._proc)
 

@@ -129,8 +129,8 @@ def _explained(command: str, env: Mapping[str, str], error: Exception) -> Launch
     if number == errno.ENOEXEC:
         return LaunchError(
             126,
-            f"{found or command} is no program for this machine: give a script a first line such "
-            "as `#!/usr/bin/env python3`, or use an image of this architecture",
+            f"{found or command} is not a program for this machine: give a script a first line "
+            "such as `#!/usr/bin/env python3`, or use an image of this architecture",
         )
     if number == errno.E2BIG:
         return LaunchError(126, f"the arguments and environment of {command!r} are too long")

@@ -1,9 +1,9 @@
-"""Copies of the training state that workers make before they are stopped.
+"""Stop copies: snapshots of the last step that workers write before they are stopped.
 
 A worker with `elasticjob.train.Snapshots` listens on a socket in the launcher's folder of
-snapshots. A connection with a request asks it to copy the state of its last step to that folder. It
-answers with the maximum duration and closes the connection once the copy is complete, or at once
-without one. Before a planned stop it may end its step first.
+snapshots. The launcher connects and requests a copy of the last step's state to that folder. The
+worker answers with the maximum duration, and closes the connection once the copy is complete; if it
+has nothing to copy, it closes it at once. Before a planned stop it may finish its step first.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ REQUEST = struct.Struct("<4sBI")
 """Request: `MAGIC`, kind, and the maximum wait in milliseconds."""
 MAGIC = b"EJSC"
 AT_ONCE, COPY_AFTER_STEP, END_STEP = range(3)
-"""Kinds of requests: copy at once; copy after the step; only end the step."""
+"""Kinds of requests: copy at once; finish the step, then copy; only finish the step."""
 ANSWER_SECONDS = 2.0
 """Maximum wait for the answer."""
 COPY_SECONDS = 10.0
-"""Maximum wait for a copy, also after a larger answer."""
+"""Maximum wait for a copy, even if the worker announces a longer one."""
 
 
 class StopCopies:
-    """Copies that the workers of a node make for one stop.
+    """Stop copies of a node's workers, for one stop.
 
     Args:
         folder: folder of snapshots; empty for none.
-        local_ranks: workers to ask.
-        done: called once no worker copies any more; not during this call, nor after `close`.
-        limit: maximum seconds of the wait, at most `COPY_SECONDS`.
-        kind: kind of the request. `END_STEP` waits for no worker if a process that listens, which
-            may be behind a shell or another wrapper, has a handler of SIGTERM: it gets the signal
-            at once.
+        local_ranks: workers to send the request to.
+        done: called when the last worker has completed its copy; neither during this call nor after
+            `close`.
+        limit: maximum wait in seconds, at most `COPY_SECONDS`.
+        kind: kind of the request. With `END_STEP` there is no wait if a listening process, which
+            may run below a shell or another wrapper, has a handler of SIGTERM.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StopCopies:
             self.close()
 
     def _ask(self, folder: str, rank: int, limit: float) -> None:
-        """Connect and send the request at once: a worker without a request in time copies."""
+        """Connect and send the request at once: a worker that gets none in time copies."""
         link = _connected(folder, rank)
         if link is None:
             return
@@ -92,7 +92,7 @@ class StopCopies:
 
     @property
     def pending(self) -> bool:
-        """True while a worker may copy."""
+        """True while a worker may be copying."""
         return bool(self._links)
 
     def shorten(self, limit: float) -> None:
@@ -104,14 +104,14 @@ class StopCopies:
                 self._end_after(rank, limit)
 
     def ended(self, local_rank: int) -> None:
-        """Wait no longer for this worker."""
+        """End the wait for this worker."""
         if local_rank in self._links:
             self._drop(local_rank)
             if not self._links:
                 self._done()
 
     def close(self) -> None:
-        """Wait for no worker."""
+        """End the wait for all workers."""
         for rank in list(self._links):
             self._drop(rank)
 

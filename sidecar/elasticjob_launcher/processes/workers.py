@@ -21,9 +21,9 @@ from elasticjob_launcher.processes.process_info import (
     group_exists,
     group_has_only_zombies,
     has_handler,
-    kill_but_trackers,
+    kill_except,
     kill_group,
-    kill_others,
+    kill_sparing_trackers,
     members,
     reap_children,
     signal_if_caught,
@@ -89,7 +89,7 @@ class Round:
         self.stuck = ""
 
     def left(self, dump: bool) -> float:
-        """Return the rest of the grace period; the one for stacks begins after the copies."""
+        """Return the remaining grace period; that of a stack dump begins after the copies."""
         return self.grace_seconds if dump else self.ends_at - time.monotonic()
 
 
@@ -196,15 +196,16 @@ class Workers:
     def stop(self, order: Stop, spares_trackers: bool = True) -> None:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
-        With `copies` the workers first copy the training state of their last step to the folder of
-        snapshots, in at most half of a grace period, also of a shorter one in a further stop. With
-        `ends_step`, a grace period and no `dump` they end their step before, also without `copies`:
-        the workers of other nodes then can. A handler of SIGTERM gets the whole of a grace period
-        without copies. A copy ends with a further stop without `copies`, the wait for a step with
-        one that has neither, and both with one that takes away the grace period, as with the end
-        of the permission to live. No further stop extends a grace period. One that repeats the
-        order, as an agent does after a reconnect, changes nothing. Without `spares_trackers`, also
-        in an earlier order, SIGKILL reaches whole groups at once.
+        With `copies` the workers first make stop copies, in at most half of the grace period. With
+        `ends_step`, a grace period and no `dump` they first finish their step, also without
+        `copies`, so that the workers of other nodes can finish theirs. Without copies, a handler of
+        SIGTERM in any worker ends that wait: it gets the whole grace period.
+
+        A repeated order, as after a reconnect of the agent, changes nothing. A further order may
+        shorten the grace period and never extends it. One without `copies` ends the copies, one
+        with neither ends the wait for the step, and one without a grace period, as after the
+        deadline of the workers, ends both. Once any order lacks `spares_trackers`, SIGKILL reaches
+        whole groups at once.
         """
         number, grace_seconds, dump, copies, ends_step = order
         current = self._round
@@ -236,7 +237,7 @@ class Workers:
     def _shorten(
         self, current: Round, copies: StopCopies, grace_seconds: float, dump: bool, goes_on: bool
     ) -> None:
-        """Shorten the grace period during a copy, and end that unless it `goes_on`."""
+        """Shorten the grace period during copies; end the copies unless `goes_on`."""
         current.grace_seconds = min(current.grace_seconds, grace_seconds)
         current.ends_at = min(current.ends_at, time.monotonic() + grace_seconds)
         if not goes_on:
@@ -372,7 +373,7 @@ class Workers:
         if current.kill_timer is not None:
             current.kill_timer.cancel()
         if current.spares_trackers:
-            current.trackers = kill_but_trackers(_groups_left(current))
+            current.trackers = kill_sparing_trackers(_groups_left(current))
 
     def _kill_groups(self, current: Round) -> None:
         self._signal_groups(current, signal.SIGKILL)
@@ -381,7 +382,7 @@ class Workers:
     def _recheck(self, current: Round) -> None:
         if current.gone:
             return
-        if current.trackers and not kill_others(_groups_left(current), current.trackers):
+        if current.trackers and not kill_except(_groups_left(current), current.trackers):
             current.rechecks += 1
             if current.rechecks >= TRACKER_RECHECKS:
                 self._kill_groups(current)
@@ -398,7 +399,7 @@ class Workers:
         if current.gone:
             return
         left = {pid for group in _groups_left(current) for pid in members(group)}
-        current.stuck = current.watch.given_up(left - current.trackers)
+        current.stuck = current.watch.find_stuck(left - current.trackers)
         if not current.stuck:
             return
         self._kill_groups(current)

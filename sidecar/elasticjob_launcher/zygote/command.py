@@ -174,7 +174,7 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
     if found is None:
         raise ColdStart(f"{words[0]} was not found")
     if not os.path.isfile(found):  # noqa: PTH113
-        raise ColdStart(f"{found} is no file")
+        raise ColdStart(f"{found} is not a file")
     try:
         with Path(found).open("rb") as file:
             head = file.read(_FIRST_LINES_BYTES)
@@ -182,7 +182,7 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
         raise ColdStart(f"{found} cannot be read: {error.strerror}") from error
     interpreter = _interpreter_of(head)
     if not interpreter:
-        raise ColdStart(f"{found} is no Python program")
+        raise ColdStart(f"{found} is not a Python program")
     if not os.access(found, os.X_OK):
         raise ColdStart(f"{found} is not executable")
     program = _python(interpreter[0], [*interpreter[1:], found, *words[1:]], env)

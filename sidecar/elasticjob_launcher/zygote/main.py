@@ -294,7 +294,7 @@ class Zygote:
             return [
                 WantedImport(name)
                 for name in names
-                if not is_excluded(name, self._excluded) and guard.lets_in(name)
+                if not is_excluded(name, self._excluded) and guard.admits(name)
             ]
 
     def _import(self, wanted: Sequence[WantedImport | EnvironmentChange]) -> None:

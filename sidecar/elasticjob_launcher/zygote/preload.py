@@ -154,7 +154,7 @@ class ImportGuard:
         # Such a hook runs during later imports: the next process, without it, attributes effects.
         self._hooked = self._hooked or (item in self.refusals and sys.meta_path != hooks)
 
-    def lets_in(self, name: str) -> bool:
+    def admits(self, name: str) -> bool:
         """Return True if the module's top-level package is an installed one."""
         top = name.partition(".")[0]
         module = sys.modules.get(top)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
-    LONGEST_LOOK_SECONDS,
+    MAX_INTERVAL_SECONDS,
     PROC,
     descendants,
     kill_unless_reused,
@@ -115,7 +115,7 @@ class ImportLimits:
         work = Work(pid)
 
         def look() -> None:
-            work.look()
+            work.update()
             large = self.too_large()
             slow = work.excess(self._limits.seconds)
             if large:
@@ -155,13 +155,13 @@ class Work:
         self._before = processor_seconds(pid)
         self._used = self._idle = 0.0
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Add the time since the last look: all of it if the processor time cannot be read."""
         now, current = time.monotonic(), processor_seconds(self._pid)
         passed = used = now - self._looked
         if current is not None and self._before is not None:
             used = min(current - self._before, passed)  # threads side by side count once
-        self._idle = 0.0 if used > 0 else self._idle + min(passed, LONGEST_LOOK_SECONDS)
+        self._idle = 0.0 if used > 0 else self._idle + min(passed, MAX_INTERVAL_SECONDS)
         self._used += used
         self._looked, self._before = now, current
 

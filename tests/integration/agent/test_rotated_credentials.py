@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
-from elasticjob_operator.etcd_tls.job_users import access_for, forget_former_users
+from elasticjob_operator.etcd_tls.job_users import access_for, remove_old_users
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
@@ -55,7 +55,7 @@ def rotation_of(uid: str, access: Access) -> Callable[[Users], Awaitable[Access]
 
 
 def end_of_others(uid: str, access: Access) -> Callable[[Users], Awaitable[tuple[str, ...]]]:
-    return lambda users: forget_former_users(users, uid, access)
+    return lambda users: remove_old_users(users, uid, access)
 
 
 def mount(folder: Path, access: Access, version: int) -> None:

@@ -13,9 +13,9 @@ import pytest
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.etcd_tls.job_users import (
     access_for,
-    forget_former_users,
-    forget_job,
-    forget_user,
+    remove_job,
+    remove_old_users,
+    remove_users,
     uids_with_users,
     user_name,
 )
@@ -180,7 +180,7 @@ def test_forgotten_job_leaves_no_access(server: EtcdServer) -> None:
                 await neighbour.put(Put(job_prefix(NAMESPACE, "b", 0) + "k", b""))
                 assert await uids_with_users(users) == {"a", "b"}
                 for _ in range(2):
-                    await forget_job(client, users, NAMESPACE, "a")
+                    await remove_job(client, users, NAMESPACE, "a")
                     left = (await client.range(Range("/", True))).kvs
                     assert [kv.key for kv in left] == [job_prefix(NAMESPACE, "b", 0) + "k"]
                     assert set(await users.users()) == {ROOT, user_name("b")}
@@ -212,7 +212,7 @@ async def undisturbed(server: EtcdServer) -> None:
             for number in range(25):
                 await access_for(users, NAMESPACE, f"other-{number}", None, None)
             for number in range(25):
-                await forget_job(client, users, NAMESPACE, f"other-{number}")
+                await remove_job(client, users, NAMESPACE, f"other-{number}")
             await asyncio.sleep(4.5)  # two lifetimes of a lease and a token, by etcd's clock
             assert together(nodes)
             assert [len(node.seen) for node in nodes] == told
@@ -300,7 +300,7 @@ async def rotated(server: EtcdServer, folder: Path) -> None:
                 assert access.user == user_name("a", number)
                 mount(access, files)
                 await asyncio.sleep(1.0)  # half a lease
-                gone = await forget_former_users(users, "a", access)
+                gone = await remove_old_users(users, "a", access)
                 assert gone == (former.user,)
                 async with client_of(server, former) as stranger:
                     with pytest.raises(Unauthenticated):
@@ -344,9 +344,9 @@ def test_rotation_may_be_interrupted_after_each_step(server: EtcdServer) -> None
             # Two replicas in one rotation: the one that lost the Secret sets its password last.
             async with administrator(server) as (_, others):
                 await access_for(others, NAMESPACE, "a", secret, None, rotate=True)
-            assert await forget_former_users(users, "a", rotated) == (user_name("a"),)
+            assert await remove_old_users(users, "a", rotated) == (user_name("a"),)
             await works(rotated)
-            assert await forget_former_users(users, "a", rotated) == ()
+            assert await remove_old_users(users, "a", rotated) == ()
         async with administrator(server) as (_, users):
             assert await access_for(users, NAMESPACE, "a", rotated, None) == rotated
             assert await uids_with_users(users) == {"a"}
@@ -357,7 +357,7 @@ def test_rotation_may_be_interrupted_after_each_step(server: EtcdServer) -> None
             await users.put_role("job-a.7", job_folder(NAMESPACE, "a"))
             found = sorted(str(one) for one in await unknown_access(users, frozenset()))
             assert found == ["role 'job-a.7'", "role 'root' of user 'job-a.7'", "user 'job-a.x'"]
-            await forget_user(users, "a")
+            await remove_users(users, "a")
             assert set(await users.users()) == {ROOT, "job-a.x"}
 
     asyncio.run(main())

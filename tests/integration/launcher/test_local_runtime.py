@@ -280,7 +280,7 @@ def test_workers_have_own_sessions_and_empty_stdin() -> None:
         ("absent", None, 0, 127, "full path as the first item of `command`"),
         ("plain", b"#!/bin/sh\n", 0o644, 126, "is not executable: run `chmod +x`"),
         ("lost", b"#!/no/such/shell\n", 0o755, 127, "the interpreter named in its first line"),
-        ("data", b"\x7fELF but not really", 0o755, 126, "is no program for this machine"),
+        ("data", b"\x7fELF but not really", 0o755, 126, "is not a program for this machine"),
     ],
 )
 def test_failed_command_reports_cause_and_remedy(

@@ -30,7 +30,7 @@ class Killed(Exception):
     """The operator ended here."""
 
 
-@pytest.mark.parametrize("last_step", ["forget_user", "renew_revoked_secret", "forget_job"])
+@pytest.mark.parametrize("last_step", ["remove_users", "renew_revoked_secret", "remove_job"])
 def test_revocation_interrupted_after_a_step_is_completed_by_the_next_operator(
     api_server: ApiServer,
     start_etcd: StartEtcd,
@@ -66,7 +66,7 @@ def test_revocation_interrupted_after_a_step_is_completed_by_the_next_operator(
     async def repeated(rig: Rig) -> None:
         users, client = rig.etcds.own.users, rig.etcds.own.client
         assert users is not None
-        if last_step == "forget_job":  # all was done but the status
+        if last_step == "remove_job":  # all was done but the status
             assert (await client.range(Range(folder, prefix=True))).kvs == ()
             await rig.etcds.of(job)
         else:

@@ -478,7 +478,7 @@ def test_selected_modules_are_preloaded(tmp_path: Path, installed: Path) -> None
     [
         (("sh", "-c", "exit 0"), "the command is a shell"),
         ((sys.executable, "-c", "pass"), "option -c"),
-        (("true",), "no Python program"),
+        (("true",), "not a Python program"),
         ((sys.executable, "/dev/null", *["x" * 99_000] * 16), "longer than 200000 letters"),
     ],
 )

@@ -78,7 +78,7 @@ class Writes(Engine):
         for index, effect in enumerate(effects):
             if isinstance(effect, Write):
                 effects[index] = Write(self.change(effect.txn))
-                self._our.inflight.request = effects[index]  # type: ignore[assignment]
+                self._state.inflight.request = effects[index]  # type: ignore[assignment]
         return effects
 
     def puts_round(self, txn: Txn) -> Round | None:

@@ -86,14 +86,14 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
 @bug("churn", seed=3)
 def final_beside_old_workers() -> Iterator[EngineFactory]:
     """Start the next round before the last one's workers have stopped."""
-    take = quorum.take
+    group_members = quorum.group_members
 
     def planted(*args: Any) -> quorum.Quorum:
-        count = take(*args)
+        count = group_members(*args)
         waiting = {member.id for member in count.waiting}
         return replace(count, unstopped=(), survivors=count.survivors & waiting)
 
-    with patch.object(quorum, "take", planted):
+    with patch.object(quorum, "group_members", planted):
         yield Engine
 
 
@@ -116,7 +116,7 @@ def verdict_without_window() -> Iterator[EngineFactory]:
 def budget_off_by_one() -> Iterator[EngineFactory]:
     """Fail the job with the last restart that it was granted."""
     with patch.object(
-        failure_policy, "spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts
+        failure_policy, "is_budget_spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts
     ):
         yield Engine
 

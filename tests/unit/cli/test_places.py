@@ -97,8 +97,8 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         (
             "error: invalid character '<' looking for beginning of value",
             "the cluster's answer: invalid character '<' looking for beginning of value; this is "
-            "no answer of an API server: check the cluster's address with `kubectl cluster-info`, "
-            "and proxies on the way",
+            "not the answer of an API server: check the cluster's address with `kubectl "
+            "cluster-info`, and proxies on the way",
         ),
         (
             "error: getting credentials: decoding stdout: unexpected end of JSON input",
@@ -109,8 +109,8 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
             'Error from server (InternalError): an error on the server ("<html>Bad gateway'
             '</html>") has prevented the request from succeeding',
             'the cluster\'s answer: an error on the server ("<html>Bad gateway</html>") has '
-            "prevented the request from succeeding; this is no answer of an API server: check the "
-            "cluster's address with `kubectl cluster-info`, and proxies on the way",
+            "prevented the request from succeeding; this is not the answer of an API server: check "
+            "the cluster's address with `kubectl cluster-info`, and proxies on the way",
         ),
         (
             "Error from server (Forbidden): unknown",

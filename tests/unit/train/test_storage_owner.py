@@ -179,7 +179,7 @@ def test_file_of_another_program_with_the_name_of_the_owner_is_kept(
         before.st_mtime_ns,
     )
     assert (folder / "notes").read_text() == "of the user"
-    assert caplog.text.count("is no file of ElasticJob") == 1
+    assert caplog.text.count("is not a file of ElasticJob") == 1
     assert str(folder / OWNER) in caplog.text
 
 

@@ -47,7 +47,7 @@ class InnerCommand(NamedTuple):
 
 def inner_commands(words: tuple[str, ...]) -> Iterator[InnerCommand]:
     """Yield the commands that the arguments of a program may be: a launcher, a Python program, a
-    shell or a script that is no value of an option, or a text that begins with one."""
+    shell or a script that is not the value of an option, or a text that begins with one."""
     words = words[:MAX_ARGUMENTS]
     for index in range(1, len(words)):
         before, rest = words[index - 1], words[index:]

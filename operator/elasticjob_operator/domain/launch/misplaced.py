@@ -26,7 +26,7 @@ from elasticjob_launcher.command_line.wrappers import is_script, program_at, wra
 from elasticjob_rendezvous.protocol.text import echoed
 
 _OPERATORS = frozenset({"&&", "||", "|&", "2>&1", "1>&2", "&>", "&>>", "2>", "2>>"})
-"""Words that are no sensible argument of a program."""
+"""Words that make no sense as an argument of a program."""
 _AMBIGUOUS = frozenset({"|", ">", ">>", "<", ";", "&"})
 """Words that may be the value of an option, such as a separator."""
 _EXECUTING = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
@@ -35,7 +35,7 @@ _SHELL_COMMANDS = frozenset(
     {"cd", "source", ".", "export", "set", "unset", "eval", "exec", "alias", "ulimit", "umask"}
     | {"if", "for", "while", "until", "case", "{", "[[", "trap", "declare", "pushd", "popd"}
 )
-"""Commands and reserved words of shells that are no programs."""
+"""Commands and reserved words of shells that are not programs."""
 
 
 def misplaced(words: Sequence[str]) -> str:
@@ -247,7 +247,7 @@ _REMEDY = 'write the line as one word for a shell: ["bash", "-c", "…"]'
 
 
 def _nothing(words: Sequence[str]) -> str:
-    """Return a description of an interpreter that is given nothing to run, or nothing."""
+    """Return a description of an interpreter without a program to run; empty if it has one."""
     name = file_name(words[0])
     if is_python(name) and python_target(words[1:]) is None:
         given = any(word in ("-", "-V", "-VV", "--version", "-h", "--help") for word in words)

@@ -130,7 +130,7 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     try:
         line = shell.read(text)
     except Unreadable as error:
-        return Whole(f"text that is no complete shell line: {error}")
+        return Whole(f"text that is not a complete shell line: {error}")
     if not line.commands:
         return Whole(line.compound) if line.compound else None
     if len(line.commands) == 1 and _is_single(line):
@@ -194,7 +194,7 @@ def _nested(words: Sequence[str], depth: int = 0, searches: bool = True) -> Whol
     try:
         line = shell.read(text)
     except Unreadable as error:
-        return Whole(f"text that is no complete shell line: {error}")
+        return Whole(f"text that is not a complete shell line: {error}")
     if len(line.commands) == 1 and _is_single(line):
         return _nested(line.commands[0].values, depth + 1, searches)
     return Whole(f"the shell line inside of {name}")
@@ -218,7 +218,7 @@ def _is_single(line: shell.Line) -> bool:
 
 
 def _opaque_wrapper(words: Sequence[str]) -> str:
-    """Return the first wrapper around a shell that changes more than variables, or nothing."""
+    """Return the first wrapper around a shell that changes more than variables; empty if none."""
     at = 0
     while at < len(words):
         if not is_transparent(words[at:]):
@@ -231,7 +231,7 @@ def _opaque_wrapper(words: Sequence[str]) -> str:
 
 
 def _obstacle(text: str, line: shell.Line, positional: Sequence[str]) -> str:
-    """Return the first construct that prevents a split, or nothing."""
+    """Return the first construct that prevents a split; empty if the line can be split."""
     if line.compound:
         return line.compound
     if "$$" in _unquoted(line):
@@ -327,10 +327,10 @@ def _inserted(
     if executed:
         words = words[1:]
     if not words or words[0].value.startswith("-"):
-        return Whole("a last command that is no program")
+        return Whole("a last command that is not a program")
     name = words[0].value
     if name in _BUILTINS or is_tool(name):
-        return Whole(f"a last command that is no program ({name})")
+        return Whole(f"a last command that is not a program ({name})")
     if not (last.words[0].start == last.start or last.assignments):
         return Whole("a redirection before the last command")
     names = [one for word in last.parts for one in word.names]

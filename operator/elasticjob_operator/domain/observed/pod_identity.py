@@ -38,7 +38,7 @@ def _agent(raw: Json) -> Json | None:
 
 
 def agent_prefix(raw: Json) -> str | None:
-    """Return the prefix of the agent's keys, which no update of the pod changes; None without."""
+    """Return the prefix of the agent's keys, which is immutable; None if the pod has no agent."""
     for variable in (_agent(raw) or {}).get("env") or ():
         if variable["name"] == PREFIX_VARIABLE:
             return variable.get("value") or ""

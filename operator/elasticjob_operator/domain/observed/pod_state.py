@@ -106,7 +106,7 @@ def clamp_end(pod: Pod, seen: Mapping[str, datetime]) -> Pod:
 
 
 def without_members(pods: Iterable[Pod], joined: Set[str]) -> tuple[Pod, ...]:
-    """Return the pods; the failure of one whose uid is in `joined` is no launch failure.
+    """Return the pods; the failure of one whose uid is in `joined` is not a launch failure.
 
     A member had a launcher, even if the trainer's own readiness probe or a readiness gate of the
     pod kept the pod from ever being Ready.

@@ -27,14 +27,14 @@ from elasticjob_rendezvous.protocol.records.params import ClosingRequest, Rendez
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 COORDINATOR_SECONDS = 5.0
-"""Time for a coordinator to close the job after the time for the checkpoint; also covers the
-election of another one."""
+"""Time after the checkpoint's own time in which a coordinator must close the job. It covers the
+election of another coordinator."""
 
 
 MOST_SECONDS = 86400.0
 """Maximum plausible time for a checkpoint."""
 CLOCK_SECONDS = 5.0
-"""Maximum time by which a request may be in the future, by the clock of another replica."""
+"""Maximum difference to the clock of the replica that wrote a request: its time may be later."""
 
 
 def save_seconds(bounds: RendezvousParams) -> float:
@@ -47,7 +47,7 @@ def save_seconds(bounds: RendezvousParams) -> float:
 
 
 def closes_at(bounds: RendezvousParams | None) -> datetime | None:
-    """Return the UTC time from which the operator closes the job itself; None unless it asked."""
+    """Return the UTC time from which the operator closes the job itself; None without a request."""
     if bounds is None or bounds.closing is None:
         return None
     requested = utc_time(bounds.closing.since_ms)
@@ -57,22 +57,22 @@ def closes_at(bounds: RendezvousParams | None) -> datetime | None:
 
 
 _NEVER_REQUESTED = datetime(1970, 1, 1, tzinfo=UTC)
-"""Time for a request without a valid time: the job is closed at once."""
+"""Time of a request without a valid time, so that the job is closed at once."""
 
 
 def _wait(bounds: RendezvousParams) -> timedelta:
-    """Return the time from the request to the operator's own close."""
+    """Return the time from the request until the operator closes the job itself."""
     return timedelta(seconds=closing_seconds(bounds))
 
 
 def closing_seconds(bounds: RendezvousParams) -> float:
-    """Return the time from the request to the operator's own close, in seconds."""
+    """Return the seconds from the request until the operator closes the job itself."""
     return save_seconds(bounds) + COORDINATOR_SECONDS
 
 
 WAIT_SECONDS = 10.0
-"""Time for which a store that refuses writes or cannot be read is waited for before the pods of a
-stopped job are deleted without a requested checkpoint. An election of etcd's leader takes less."""
+"""Maximum wait for a store that refuses writes or cannot be read. After it the pods of a stopped
+job are deleted without a requested checkpoint. An election of etcd's leader takes less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class StoreAccess:
 
     Args:
         refused: True if the store has refused writes of the operator for `WAIT_SECONDS`.
-        awaited_until: time until which a store that cannot be read is waited for; None for no wait.
+        awaited_until: end of the wait for a store that cannot be read; None for no wait.
     """
 
     refused: bool = False
@@ -100,13 +100,13 @@ def store_access(
 ) -> StoreAccess:
     """Return the access to the store of the observed job.
 
-    A refusal that only agents report may be that of the job's own user. Nobody can save in a job
-    without running pods, so its store is not waited for.
+    A refusal that only agents report does not count, since it may concern the job's etcd user
+    alone. A job without running pods has nothing to save, so there is no wait for its store.
 
     Args:
-        wait_seconds: time for which a store that cannot be read is waited for.
-        requested_at: time of a request for a checkpoint. The wait ends `wait_seconds` after it,
-            also if the operator was restarted since, but not before that of a store without one.
+        wait_seconds: maximum wait for a store that cannot be read.
+        requested_at: time of a request for a checkpoint. The wait then ends `wait_seconds` after
+            it, even if the operator was restarted since, but not before `WAIT_SECONDS`.
     """
     store, left = observed.store, wait_seconds - observed.unreadable_seconds
     if requested_at is not None:
@@ -128,8 +128,8 @@ def is_saving(
 ) -> bool:
     """Return True if the end of a job must wait for its checkpoint, or for its unreadable store.
 
-    While the rendezvous is unreadable or its store refuses writes, a requested checkpoint gets its
-    time, too.
+    A requested checkpoint gets its full time even while the rendezvous cannot be read or its store
+    refuses writes.
     """
     if view.outcome is not None:
         return False
@@ -149,7 +149,13 @@ def is_saving(
 
 @dataclass(frozen=True, slots=True)
 class ClosingStep:
-    """Next step to the end of a job: bounds to write, or a report to close it with, or a wait."""
+    """Next step towards the end of a job.
+
+    Args:
+        bounds: bounds to write, with the request for a checkpoint; None for no write.
+        report: report with which to close the job; None to wait.
+        wake_at: UTC time of the next check.
+    """
 
     bounds: RendezvousParams | None = None
     report: SaveReport | None = None
@@ -157,7 +163,7 @@ class ClosingStep:
 
 
 NOT_TRAINING = ClosingStep(report=SaveReport(SaveResult.NOT_TRAINING))
-"""Step of a rendezvous without running pods, which may still have records of their members."""
+"""Step for a job without running pods, although records of their members may still exist."""
 
 
 def closing_step(
@@ -194,7 +200,7 @@ def _trained(view: RendezvousView) -> list[Member]:
 
 
 NOT_ASKED = "etcd refused the request for a checkpoint"
-"""Error of a report on workers that could not be asked to save."""
+"""Error in the report on workers that got no request to save."""
 
 
 def save_report(

@@ -128,11 +128,11 @@ def lacks_record(
     pods: Sequence[Pod],
     bounds: RendezvousParams | None,
 ) -> bool:
-    """Return True if only the status records a suspension that has stopped all pods.
+    """Return True if all pods were stopped by a suspension of which etcd may have no record.
 
-    etcd refused to record it, or may not have it because it cannot be read. The next incarnation
-    begins once it is recorded: in this one the stopped pods would count as lost. An incarnation
-    without a round goes on.
+    etcd refused the write, or cannot be read. The next incarnation begins once the suspension is
+    recorded; in the current one the stopped pods would count as lost. An incarnation that had no
+    round continues, so it needs no record.
     """
     known = job.status.rendezvous
     trained = view.round > 0 and bounds is not None

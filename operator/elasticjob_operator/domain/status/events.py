@@ -434,7 +434,7 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
 
 
 def _is_deleted(status: Status) -> bool:
-    """Return True if the job ended because it is deleted, which is no failure."""
+    """Return True if the job ended because it is deleted, which is not a failure."""
     failed = _failed(status)
     return failed is not None and failed.reason == StopReason.DELETED
 

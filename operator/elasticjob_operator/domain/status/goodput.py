@@ -1,8 +1,8 @@
 """Goodput of a run: share of its time spent on steps that were not lost later. No I/O.
 
-The time begins with the run's first step and ends with the run; a run begins with the job's start
-or resumption, so a suspension is no part of it. Repeated steps, recoveries, rounds without a first
-step and waits for nodes are lost time. See docs/decisions/0058 and 0072.
+A run begins with the job's start or resumption, so a suspension is not part of it. Its time counts
+from its first step to its end. Repeated steps, recoveries, rounds without a first step and waits
+for nodes are lost time. See docs/decisions/0058 and 0072.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RESOLUTION = timedelta(seconds=1)
 def with_lost_steps(
     rounds: Sequence[RoundStatus], view: RendezvousView, before: SnapshotsStatus | None
 ) -> list[RoundStatus]:
-    """Return the rounds, the current one with the steps that it repeats if no record has them.
+    """Return the rounds; add to the current one the lost steps that no record has.
 
-    After the loss of all nodes, and after a resumption, only the status knows the step that was
-    reached. It is that of a report, so the number is a minimum. The first report of the round gives
-    the step with which it began; `before` is the status before this report, and afterwards nothing
-    changes. Steps in the records of rounds that were not seen are no part of it.
+    After the loss of all nodes, and after a resumption, only the status `before` has the last step.
+    It comes from a report, which may be older than that step, so the number of lost steps is a
+    minimum. It is computed once, at the first report of the round, which has the restored step.
+    Lost steps in the records of rounds in between are subtracted.
     """
     reached = None if before is None else before.reached_step
     began = _began_step(view)
@@ -58,16 +58,16 @@ def with_lost_steps(
 
 
 def _is_of_last_round(before: SnapshotsStatus, current: int) -> bool:
-    """Return True if no round without a report was counted after the one of `reached_step`."""
+    """Return True if the last counted round is that of `reached_step`, or the current one."""
     return before.counted_round in (before.reached_round, current)
 
 
 def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> SnapshotsStatus:
-    """Return the status with the newest step of the last counted round, and its first one.
+    """Return the status with the newest step of the last counted round, and its restored step.
 
-    Without a report of that round, as between rounds, both stay as they were. The step with which
-    the round began may be reported seconds before the first step. `program` is the digest of the
-    job's program: the one at the first report stays, as a suspension may come with an edit.
+    Without a report of that round, for example between rounds, both are unchanged. The restored
+    step may be reported seconds before the first step. `program` is the digest of the job's
+    program. The one at the first report is kept, because a suspension may come with an edit.
     """
     if after.counted_round != view.round:
         return after
@@ -95,10 +95,10 @@ def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> 
 def of_this_round(
     before: SnapshotsStatus | None, known: Sequence[RoundStatus], rounds: Sequence[RoundStatus]
 ) -> SnapshotsStatus | None:
-    """Return the status, with no round counted if its number is now that of another round.
+    """Return the status; reset the counted round if another round has its number now.
 
-    A job that was suspended and resumed while the operator did not run counts from one again. The
-    other round was final after the first step of the `known` one.
+    A job that was suspended and resumed while the operator did not run numbers its rounds from one
+    again. It is another round if it became final after the first step of the `known` one.
     """
     if before is None:
         return None
@@ -113,9 +113,9 @@ def of_this_round(
 
 
 def carried_over(former: SnapshotsStatus | None, program: str) -> SnapshotsStatus | None:
-    """Return the snapshots with which a run begins after a former one: only its newest step.
+    """Return the status of snapshots at the start of a run: the newest step of the previous run.
 
-    None if another program reached that step: it has no relation to the steps of this one.
+    None if that step is of another program, whose steps are not comparable.
     """
     if former is None or former.reached_step is None or former.program != program:
         return None
@@ -182,7 +182,7 @@ def with_rounds(
     paused_since = _earlier(seen, began)
     if since is None or (_trains(view) and last == view.round):
         paused_since = None
-    elif not _trains(view) and view.state is not RendezvousState.CLOSED:  # the end is no pause
+    elif not _trains(view) and view.state is not RendezvousState.CLOSED:  # the end is not a pause
         is_open = view.state is not RendezvousState.FINAL and view.since is not None
         paused_since = paused_since or (view.since if is_open else now)
     after = before.model_copy(
@@ -199,9 +199,9 @@ def with_rounds(
 
 
 def _late(found: RoundStatus, known: Sequence[RoundStatus]) -> tuple[int, int]:
-    """Return the lost steps and their time that a counted round has in addition since then.
+    """Return the lost steps of a counted round, and their time, that became known since then.
 
-    An estimated time stays.
+    A time that was estimated is not replaced.
     """
     counted = next((one for one in known if one.round == found.round), None)
     if counted is None or found.lost_steps is None or not is_same_round(found, counted):
@@ -224,10 +224,10 @@ def _estimated_ms(
 ) -> int:
     """Return the time of the steps that a round repeats; 0 if its times are unknown.
 
-    Steps of the counted round before take their share of its time, from its first step to `ended`:
-    all of it, if the round restored nothing newer than that one began with. Steps before it take
-    the mean of the run's kept steps up to it, counted from step 0, which is a minimum. Both
-    together never exceed the time of the run without its losses.
+    Steps of the previous counted round take their share of its time, from its first step to
+    `ended`: all of it if this round restored nothing newer than that one. Steps before that round
+    take the mean time of the run's kept steps, counted from step 0, which is a minimum. The sum
+    never exceeds the time of the run without its losses.
     """
     counted = (round_ for round_ in rounds if round_.round == before.counted_round)
     stepped = next(map(_first_step_at, counted), None)

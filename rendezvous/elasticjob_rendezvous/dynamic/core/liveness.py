@@ -68,7 +68,7 @@ def observe(
 ) -> Memory:
     """Update the observations with a newly read state.
 
-    Other nodes may have waited for the store as this one did. Such a wait is no silence of theirs,
+    Other nodes may have waited for the store as this one did. Such a wait is not their silence,
     nor is a gap in our observation (this process was suspended). Up to MAX_LEFT_OUT of either are
     left out.
 

@@ -46,7 +46,7 @@ def open_first(
     bounds, timers = snapshot.bounds, memory.timers
     timers.since(("state", 1, RoundState.JOINABLE))
     timers.since(("stopped", 1))
-    count = quorum.take(snapshot.view.members(), 0, None, bounds, ())
+    count = quorum.group_members(snapshot.view.members(), 0, None, bounds, ())
     choice = quorum.choose(count, bounds, 0, last_call_over=False)
     if isinstance(choice, quorum.Freeze) and not count.unstopped:
         frozen = replace(FIRST, state=RoundState.FROZEN, ids=choice.ids)

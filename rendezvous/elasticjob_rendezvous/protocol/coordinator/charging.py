@@ -121,7 +121,7 @@ def _charge(snapshot: Snapshot, number: int, timers: Timers) -> RoundUpdate:
     streak = crash_loop.after_failure(current.streak, failures, crash_loop.lived(number, timers))
     cause = current.cause
     if cause.kind is CauseKind.FAILURE and current.previous == number:
-        cause = crash_loop.explained(crash_loop.put_right(current, failures), streak)
+        cause = crash_loop.explained(crash_loop.corrected_cause(current, failures), streak)
     charges = (*current.charged, number)
     pending = _without(current.pending, number)
     charged = replace(current, pending=pending, charged=charges, streak=streak, cause=cause)

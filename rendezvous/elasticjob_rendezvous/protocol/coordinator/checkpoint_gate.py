@@ -33,11 +33,11 @@ from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.replica import View
 
 STOP_MARGIN_SECONDS = 5.0
-"""Part of a leaver's time that is kept for the end of its workers."""
+"""Part of a leaving member's time that is reserved for stopping its workers."""
 UNHURRIED_SECONDS = 60.0
-"""Maximum duration of a checkpoint if no node must go."""
+"""Maximum duration of a checkpoint if no node must leave."""
 ASK_SECONDS = 2.0
-"""Maximum time that a leaver's workers run on to be asked at all."""
+"""Maximum time for which a leaving member's workers continue without a request to save."""
 LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
 
 
@@ -51,11 +51,12 @@ def before_end(
     *,
     ends_job: bool = False,
 ) -> Save | RoundEnd | None:
-    """Return the request to the gang, the end that `judgement` (or an earlier one) found, or None.
+    """Return the request to save, the end of the round, or None to wait.
 
-    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop. Its
-    time counts from the latest write of the request: etcd may have refused an earlier one. No
-    request is made unless every member can and wants to save.
+    A gang that got the request is stopped in any case, since a rank may have saved and wait for the
+    stop: without a cause in `judgement` the round ends for the cause of the request. The time
+    counts from the latest write of the request, as etcd may have refused an earlier one. There is
+    no request unless every member can and wants to save.
     """
     if judgement.cause is not None and judgement.cause.kills:
         return judgement

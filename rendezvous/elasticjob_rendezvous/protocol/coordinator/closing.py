@@ -36,7 +36,7 @@ def outcome_of_charge(
     """Return the outcome of the job if the charge of round `number` was one too many; else None."""
     failures = snapshot.view.failures_of(number).values()
     text = failure_policy.failures_text(failures, snapshot.view.dones_of(number).values())
-    if failure_policy.spent(charged, snapshot.bounds):
+    if failure_policy.is_budget_spent(charged, snapshot.bounds):
         return _failed(f"{text} ({_spent(charged, snapshot.bounds)})", failures)
     if crash_loop.is_without_progress(streak):
         return _failed(f"{crash_loop.no_progress_text(streak)}: {text}", failures)

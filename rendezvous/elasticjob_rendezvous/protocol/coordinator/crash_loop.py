@@ -98,7 +98,7 @@ def explained(cause: Cause, streak: Streak) -> Cause:
     return replace(cause, detail=f"{cause.detail}; {pause_text}" if cause.detail else pause_text)
 
 
-def put_right(current: Round, failures: Collection[Failure]) -> Cause:
+def corrected_cause(current: Round, failures: Collection[Failure]) -> Cause:
     """Return the corrected cause of a round that a failure opened, after later failure reports.
 
     The first report need not come from the worker that failed first: peers of a hung or crashed

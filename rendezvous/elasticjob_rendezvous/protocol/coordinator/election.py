@@ -36,7 +36,7 @@ def resign(state: EngineState, stored: Versioned[Member]) -> Txn:
     sessions.begin(state)
     state.coordinator.resign()
     state.note(f"{state.config.identity.name} resigns as coordinator")
-    return own_key.move(state.own, stored)
+    return own_key.recreate(state.own, stored)
 
 
 def next_request(

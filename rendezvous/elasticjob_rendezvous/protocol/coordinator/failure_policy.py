@@ -90,8 +90,8 @@ def surplus(failures: Mapping[str, Failure]) -> list[str]:
     return sorted(failures, key=lambda member: _remoteness(failures[member]))[KEPT_FAILURES:]
 
 
-def adds_nothing(failure: Failure, known: Iterable[Failure]) -> bool:
-    """Return True if enough failures are known that are no farther from the cause than this one."""
+def is_redundant(failure: Failure, known: Iterable[Failure]) -> bool:
+    """Return True if enough failures are known that are at least as close to the cause."""
     far = _REMOTENESS.get(failure.kind, 0)
     as_near = [other for other in known if _REMOTENESS.get(other.kind, 0) <= far]
     return len(as_near) >= KEPT_FAILURES
@@ -121,6 +121,6 @@ def describe(failure: Failure) -> str:
     return f"{worker} on {failure.name} {how}" + (f": {message}" if message else "")
 
 
-def spent(charged: Iterable[int], bounds: RendezvousParams) -> bool:
-    """Return True if more failures were charged than the job may have."""
+def is_budget_spent(charged: Iterable[int], bounds: RendezvousParams) -> bool:
+    """Return True if more failures were charged than `maxRestarts` permits."""
     return len(tuple(charged)) > bounds.max_restarts

@@ -58,32 +58,35 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
 
 def _count(snapshot: Snapshot, memory: Coordinator, roster: Roster | None) -> quorum.Quorum:
     silent, bounds = memory.silenced.ids(memory.timers), snapshot.bounds
-    count = _count_without(snapshot, memory, roster, silent)
+    count = _count_eligible(snapshot, memory, roster, silent)
     if silent and legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: they may be asked again.
-        return _count_without(snapshot, memory, roster, ())
+        return _count_eligible(snapshot, memory, roster, ())
     return count
 
 
-def _count_without(
+def _count_eligible(
     snapshot: Snapshot, memory: Coordinator, roster: Roster | None, silent: Collection[str]
 ) -> quorum.Quorum:
-    """Count the members but the silent ones, and those lost again if a round can do without."""
+    """Count the members that are neither silent nor held back after repeated losses.
+
+    Members that are held back count as far as no round is possible without them.
+    """
     view, current, bounds = snapshot.view, snapshot.current, snapshot.bounds
     members, previous = view.members(), current.previous
     last = held = repeated_losses.held_back(view, current, bounds, memory.timers)
-    count = quorum.take(members, previous, roster, bounds, silent, held)
+    count = quorum.group_members(members, previous, roster, bounds, silent, held)
     if legal_size(bounds, len(count.waiting)) == 0:
         # No round is possible without them: idle workers cost more than another loss.
         for id in repeated_losses.by_losses(current, held):
             held -= {id}
-            count = quorum.take(members, previous, roster, bounds, silent, held)
+            count = quorum.group_members(members, previous, roster, bounds, silent, held)
             if legal_size(bounds, len(count.waiting)) > 0:
                 break
     elif repeated_losses.leaves_others_idle(bounds, len(count.waiting), count.held):
         most = repeated_losses.LONGEST_SHARED_DELAY_SECONDS
         rest = repeated_losses.held_back(view, current, bounds, memory.timers, most)
-        count = quorum.take(members, previous, roster, bounds, silent, rest)
+        count = quorum.group_members(members, previous, roster, bounds, silent, rest)
     return replace(count, last=last)
 
 
@@ -145,7 +148,7 @@ def _join_timeout(snapshot: Snapshot, timers: Timers, wait: quorum.Wait) -> Roun
 def _freeze(snapshot: Snapshot, choice: quorum.Freeze) -> RoundUpdate:
     """Ask the chosen members to confirm."""
     current, view = snapshot.current, snapshot.view
-    cause = crash_loop.put_right(current, view.failures_of(current.previous).values())
+    cause = crash_loop.corrected_cause(current, view.failures_of(current.previous).values())
     undone = view.undone(current.previous)
     cause = with_later_leaves(cause, undone, view.leaves, snapshot.bounds)
     frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)

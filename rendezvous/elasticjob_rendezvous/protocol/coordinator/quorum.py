@@ -18,12 +18,12 @@ class Quorum:
     """Members of a joinable round, grouped by availability.
 
     Args:
-        waiting: could be frozen now, in no particular order.
-        unstopped: may still have running workers of an older round.
-        survivors: of the last roster, present and not about to leave.
-        live: present and not about to leave.
-        held: number of waiting members that were lost again and do not count yet.
-        last: members chosen only for the ranks that others leave.
+        waiting: members with which the round could be frozen now, in no particular order.
+        unstopped: members that may still run workers of an older round.
+        survivors: ids of the members of the last roster that are registered and do not leave.
+        live: ids of all members that are registered and do not leave.
+        held: number of waiting members that are held back after repeated losses.
+        last: ids of the members that are chosen after all others.
     """
 
     waiting: tuple[Member, ...]
@@ -34,7 +34,7 @@ class Quorum:
     last: frozenset[str] = frozenset()
 
 
-def take(
+def group_members(
     members: Members,
     previous: int,
     roster: Roster | None,
@@ -42,9 +42,15 @@ def take(
     silenced: Container[str],
     held: frozenset[str] = frozenset(),
 ) -> Quorum:
-    """Group the members.
+    """Return the members grouped by availability.
 
-    `silenced` ids failed to confirm recently, `held` ones were lost again: they do not count.
+    Args:
+        members: valid session of each member.
+        previous: number of the last final round; 0 before the first.
+        roster: roster of that round.
+        bounds: rendezvous parameters.
+        silenced: ids of members that recently failed to confirm; they do not count as waiting.
+        held: ids of members that are held back; they count as neither waiting nor survivors.
     """
     seated = {assignment.id for assignment in roster.seats} if roster else set()
     marked = {drain_request.member for drain_request in bounds.marks}

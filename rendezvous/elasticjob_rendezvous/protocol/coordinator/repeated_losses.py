@@ -1,11 +1,11 @@
-"""Back-off of members that are lost again and again. No I/O.
+"""Back-off of members that are lost repeatedly. No I/O.
 
-An agent without processor time loses its lease, registers again once it runs, and is lost again:
-each time its gang stops and starts twice. A member that was lost more than once, without a round
-that trained with it since, gets a rank again only after it has been registered for a while, which
-doubles with each loss. Others do not wait for it; a gang that cannot form without it does. A member
-for which a round opened, and that is gone before its seal, counts as lost as well: its gang stopped
-for it.
+An agent without processor time loses its lease, registers again once it runs, and is lost again.
+Each time its gang stops and starts twice. A member that was lost more than once, with no round in
+between in which it trained, is held back: it gets a rank only after it has been registered for a
+delay, which doubles with each loss. The other members do not wait for it, unless they cannot form a
+round without it. If a round opens for a newcomer that disappears before the seal, this counts as a
+loss too, because the gang stopped for it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Member that waits, although the gang could grow by it; for people.
+    """Member that is held back, for messages.
 
-    `times` losses within `seconds`; it counts once it has been registered for `delay_seconds`.
+    It was lost `times` times within `seconds`, and counts again once it has been registered for
+    `delay_seconds`.
     """
 
     name: str

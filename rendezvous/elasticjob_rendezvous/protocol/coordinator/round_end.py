@@ -144,7 +144,7 @@ def _all_left(
     leave = ("leave", number)
     if any(bounds.marked(assignment.id) is not None for assignment in staying):
         return timers.over(leave, LEAVE_COALESCE_SECONDS)
-    return timers.calm(leave, len(leaving), LEAVE_QUIET_SECONDS, LEAVE_COALESCE_SECONDS)
+    return timers.settled(leave, len(leaving), LEAVE_QUIET_SECONDS, LEAVE_COALESCE_SECONDS)
 
 
 def _resize(
@@ -170,7 +170,7 @@ def _resize(
         seconds = bounds.settle_seconds
         if bounds.expected is None:
             # The expected number is unknown: a quiet moment after the last newcomer is enough.
-            settled = timers.calm(settling, len(new), seconds / QUIET_PART, seconds)
+            settled = timers.settled(settling, len(new), seconds / QUIET_PART, seconds)
         else:
             settled = timers.over(settling, seconds)
         if not settled:

@@ -25,10 +25,10 @@ def waiting_newcomers(view: View, roster: Roster, bounds: RendezvousParams) -> l
 def must_wait(
     view: View, roster: Roster, bounds: RendezvousParams, timers: Timers, since: float
 ) -> bool:
-    """Return True if newcomers present `since` then must wait on: no checkpoint came after them.
+    """Return True if newcomers that have waited since `since` must wait for a checkpoint.
 
-    A checkpoint that members report is compared with the reports before, on the coordinator's
-    clock: the clock of another machine decides nothing.
+    They need not once a checkpoint was reported after that time, or the maximum wait is over. Both
+    times are of the coordinator's clock: it notices a checkpoint as a change of the reports.
     """
     number = roster.number
     landed = timers.since(("checkpoint", number, _checkpoint(view, roster)))

@@ -66,7 +66,9 @@ Session = tuple[str, str]
 
 @dataclass(slots=True)
 class FailureDetector:
-    """Mutable knowledge of one coordinatorship; links and evidence outlive it.
+    """States of all members, as this process has observed them.
+
+    Judgements of members last for one coordinatorship; links and evidence are kept beyond it.
 
     Attributes:
         orphan_seconds: maximum life of workers without their agent.
@@ -91,11 +93,11 @@ class FailureDetector:
     # -- state --------------------------------------------------------------------------
 
     def state(self, member: str) -> PeerState:
-        """Return the state of a member to read; not kept if nothing is known of it."""
+        """Return the state of a member, read-only; a new one if nothing is known of it."""
         return self.states.get(member) or PeerState()
 
     def session(self, member: str, session: str) -> SessionState:
-        """Return the state of a session to read; not kept if nothing is known of it."""
+        """Return the state of a session, read-only; a new one if nothing is known of it."""
         return self.state(member).sessions.get(session) or SessionState()
 
     def take_session(self, member: str, session: str, event: SessionEvent) -> SessionState:
@@ -196,12 +198,12 @@ class FailureDetector:
             peer.inquiry = RepeatedProbe(member, at, at + self.inquiry_seconds)
         self.take(member.id, MemberEvent.SESSION_SUSPECTED if other else MemberEvent.SUSPECTED)
 
-    def led_by(self, member: str, now: float) -> None:
+    def note_leader_heartbeat(self, member: str, now: float) -> None:
         """Note a heartbeat of the coordinator on our link to it."""
         self.take(member, MemberEvent.LED).led = now
         self.leader = member
 
-    def led_at(self, member: str) -> float | None:
+    def leader_heartbeat_at(self, member: str) -> float | None:
         """Return the time of the last heartbeat of a former coordinator on our link to it."""
         return self.state(member).led
 
@@ -288,16 +290,16 @@ class FailureDetector:
         return effects
 
     def inquire(self, assignment: RankAssignment, now: float) -> Verdict | None:
-        """Return the last result for a member without a key; without any, probe it now."""
+        """Return the last probe result for a member without a key; start to probe it now."""
         return self._inquire(assignment, now, now)
 
     def inquire_during_round(
         self, assignment: RankAssignment, now: float, seconds: float
     ) -> Verdict | None:
-        """Do the same as `inquire` for a member that has `seconds` to register again.
+        """Return the last probe result as `inquire` does, while the round of the member continues.
 
-        Its round stands meanwhile. The first probe waits a moment if no link of the member missed
-        heartbeats: after an outage of etcd nearly all members are back at once.
+        The member has `seconds` to register again. Unless it missed heartbeats, the first probe is
+        delayed: after an outage of etcd nearly all members register again at once.
         """
         beat_at = self.last_heartbeat_at(assignment.id)
         missed = beat_at is not None and now - beat_at >= MISSED_SECONDS
@@ -305,7 +307,7 @@ class FailureDetector:
         return self._inquire(assignment, at, now + seconds)
 
     def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
-        """Return the last result for a member without a key; without any, probe it from `at` on."""
+        """Return the last probe result for a member without a key; probe it from `at` on."""
         peer = self.stored(assignment.id)
         inquiry = peer.inquiry = peer.inquiry or RepeatedProbe(assignment, at, until)
         inquiry.hurry(at)
@@ -315,7 +317,7 @@ class FailureDetector:
     # -- evidence -----------------------------------------------------------------------
 
     def first_probe_at(self, member: str) -> float | None:
-        """Return the time of the first probe of an inquiry, if that is still to come."""
+        """Return the time of the first probe of an inquiry; None once it was sent."""
         inquiry = self.state(member).inquiry
         return None if inquiry is None else inquiry.first_at
 

@@ -131,7 +131,7 @@ class StopCheck:
 
     Args:
         opened: time at which the present round opened.
-        outside: this coordinator is no member of the last round that still trains.
+        outside: this coordinator is not a member of the last round that still trains.
     """
 
     view: View
@@ -211,7 +211,7 @@ class StopCheck:
         follows_us = own_beat_at is not None and took_over is not None and own_beat_at >= took_over
         led_our_gang = peers.leader == assignment.id and not outside
         if took_over is not None and not follows_us and not led_our_gang:
-            led = None if outside else peers.led_at(peers.leader)
+            led = None if outside else peers.leader_heartbeat_at(peers.leader)
             led = took_over if led is None else led
             latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
         return max(latest)

@@ -66,13 +66,13 @@ class SelfFencing:
 
         The lease of this member is not considered here.
         """
-        gang = self.whole_until(roster, done, leader_link.me, peers)
+        gang = self.gang_evidence_until(roster, done, leader_link.me, peers)
         deadline = max(leader_link.evidence_until(round), gang)
         if leader_link.has_newer_round(round) or self.key_lost_at is None:
             return deadline
         return max(deadline, self.key_lost_at + REGISTER_AGAIN_SECONDS)
 
-    def whole_until(
+    def gang_evidence_until(
         self, roster: Roster | None, done: Collection[str], me: str, peers: FailureDetector
     ) -> float:
         """Return the validity of the evidence from the whole gang.

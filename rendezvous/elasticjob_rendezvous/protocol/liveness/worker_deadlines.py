@@ -22,13 +22,16 @@ def live_until(state: EngineState) -> float:
     """
     if state.round_is(RoundState.CLOSED):
         return math.inf
-    if _holds_another(state):
+    if _holds_predecessors_deadline(state):
         return _proven_until(state, state.local.round)
     return max(state.self_fencing.backed_until, _proven_until(state, state.local.round))
 
 
-def _holds_another(state: EngineState) -> bool:
-    """Return True if the launcher holds a deadline of found workers, and the agent none yet."""
+def _holds_predecessors_deadline(state: EngineState) -> bool:
+    """Return True if the launcher enforces the deadline that a previous agent set.
+
+    This agent has taken over running workers and has not begun a session of its own.
+    """
     return not state.sessions and state.local.live_until is not None
 
 
@@ -39,7 +42,7 @@ def evidence_until(state: EngineState) -> float:
     more heartbeat intervals.
     """
     number = state.current.number if state.current is not None else 0
-    gang = state.self_fencing.whole_until(
+    gang = state.self_fencing.gang_evidence_until(
         _roster(state, number),
         state.view.dones.get(number, {}),
         state.leader_link.me,
@@ -48,9 +51,9 @@ def evidence_until(state: EngineState) -> float:
     return max(state.self_fencing.backed_until, _proven_until(state, number), gang + RELAY_SECONDS)
 
 
-def may_go_on(state: EngineState) -> bool:
+def may_workers_continue(state: EngineState) -> bool:
     """Return True if workers may continue; set the alarm for the time when that may end."""
-    if state.worker_group.idle or _holds_another(state):
+    if state.worker_group.idle or _holds_predecessors_deadline(state):
         return True
     deadline = max(state.self_fencing.backed_until, _proven_until(state, state.local.round))
     return not state.alarm.passed(deadline, state.now)

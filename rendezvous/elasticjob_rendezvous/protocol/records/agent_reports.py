@@ -269,8 +269,8 @@ _CAUSES = (
     CauseKind.MASTER_PORT,
     CauseKind.FAILURE,
 )
-"""Causes in order of knowledge: an agent that knows less reports an earlier one, since to a
-newcomer every round is a start."""
+"""Causes from the least to the most specific one. The most specific report wins: an agent that has
+just joined reports each round as a start."""
 
 
 def _newer(one: Round, other: Round) -> Round:

@@ -360,7 +360,7 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class LossRow:
-    """Losses of one member in a row, without a round with it that trained; see `repeated_losses`.
+    """Consecutive losses of one member that has not trained in between; see `repeated_losses`.
 
     Args:
         member, name: the member's id and its name.

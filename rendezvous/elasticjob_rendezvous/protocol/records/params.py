@@ -59,7 +59,7 @@ _TIMEOUTS = (
 class RendezvousParams:
     """Rendezvous parameters of a job. Durations are seconds.
 
-    `expected` is the number of members that can come at present (the wanted size less those that
+    `expected` is the number of members that can join at present (the wanted size less those that
     cannot run); None means unknown, which counts as `max_nodes`.
     `scale_up_wait_seconds` is the maximum time that newcomers wait for a checkpoint before they
     interrupt a round; 0 lets them interrupt it at once.

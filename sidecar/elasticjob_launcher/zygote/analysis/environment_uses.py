@@ -240,7 +240,7 @@ def unnamed_change(node: Any, is_one: Callable[[Any], bool]) -> bool:
 
 
 def _has_unknown_names(node: Any) -> bool:
-    """Return True for an update, some of whose names are no literals."""
+    """Return True for an update, some of whose names are not literals."""
     if isinstance(node, ast.AugAssign):
         given = [node.value]
     elif name_of(getattr(node, "func", None)) == "update":

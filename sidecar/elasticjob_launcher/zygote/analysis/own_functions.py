@@ -124,7 +124,7 @@ class Functions:
 
     def is_implicit(self, function: Any, name: str) -> bool:
         """Return True for a function that a call of that name may not run: a method of a class that
-        is no constructor, a handler of a signal."""
+        is not a constructor, a handler of a signal."""
         if function in self.handlers and name in SIGNALLERS:
             return True
         of = self.methods.get(function)

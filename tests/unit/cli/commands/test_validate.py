@@ -181,7 +181,9 @@ def test_object_beside_a_job_is_named_and_not_checked(tmp_path: Path) -> None:
     file.write_text(CONFIG + JOB)
     ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
     assert ran.exit_code == 0, ran.output
-    assert f"{file}:2:7: kind: ConfigMap of v1 is not checked: it is no ElasticJob" in ran.output
+    assert (
+        f"{file}:2:7: kind: ConfigMap of v1 is not checked: it is not an ElasticJob" in ran.output
+    )
     assert f"{file}: valid" in ran.output
 
 

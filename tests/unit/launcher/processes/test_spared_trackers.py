@@ -73,7 +73,7 @@ def test_leaders_die_and_groups_stop_before_the_only_scan(
     groups: list[Group], sent: list[tuple[int, int | str]]
 ) -> None:
     leaders = [each.leader for each in groups]
-    spared = process_info.kill_but_trackers(leaders)
+    spared = process_info.kill_sparing_trackers(leaders)
     assert spared == {each.tracker for each in groups}
     at = sent.index((0, "scan"))
     assert sent[:at] == [
@@ -93,7 +93,7 @@ def test_group_is_killed_whole_if_processes_cannot_be_read(
 
     monkeypatch.setattr(process_info, "processes", unreadable)
     leaders = [each.leader for each in groups]
-    assert not process_info.kill_but_trackers(leaders)
+    assert not process_info.kill_sparing_trackers(leaders)
     assert sent[-2:] == [(-leader, signal.SIGKILL) for leader in leaders]
 
 
@@ -177,12 +177,12 @@ def test_tracker_is_spared_while_another_process_has_not_ended(
     found, loop, current = running(groups)
     monkeypatch.setattr(found, "reap", lambda: None)
     found.stop(Stop(1, 0))
-    monkeypatch.setattr(workers, "kill_others", lambda groups, trackers: True)
+    monkeypatch.setattr(workers, "kill_except", lambda groups, trackers: True)
     sent.clear()
     for _ in range(3 * TRACKER_RECHECKS):
         loop.actions.pop()()
     assert not any(number == signal.SIGKILL for _, number in sent)
-    monkeypatch.setattr(workers, "kill_others", lambda groups, trackers: False)
+    monkeypatch.setattr(workers, "kill_except", lambda groups, trackers: False)
     for _ in range(TRACKER_RECHECKS):
         assert current.trackers
         loop.actions.pop()()
@@ -192,10 +192,10 @@ def test_tracker_is_spared_while_another_process_has_not_ended(
 
 def test_other_processes_are_killed_until_they_have_ended(groups: list[Group]) -> None:
     leaders, trackers = [each.leader for each in groups], [each.tracker for each in groups]
-    assert process_info.kill_others(leaders, trackers)
+    assert process_info.kill_except(leaders, trackers)
     for each in groups:
         each.process.wait()
-        while process_info.kill_others([each.leader], trackers):
+        while process_info.kill_except([each.leader], trackers):
             pass
 
 

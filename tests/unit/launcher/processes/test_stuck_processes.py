@@ -16,7 +16,7 @@ from elasticjob_launcher.processes.process_info import (
     StuckWatch,
     group_has_only_zombies,
     has_handler,
-    is_beyond_return,
+    is_stuck_in_kernel,
     kernel_wait,
     stuck_text,
 )
@@ -90,27 +90,27 @@ def test_process_runs_no_more_only_if_every_thread_is_ended_or_killed_in_its_wai
     tmp_path: Path, thread: dict[str, int | str], beyond: bool
 ) -> None:
     plant(tmp_path, 7)
-    assert is_beyond_return(7, tmp_path)
+    assert is_stuck_in_kernel(7, tmp_path)
     plant(tmp_path, 8, **thread)  # type: ignore[arg-type]
-    assert is_beyond_return(7, tmp_path) is beyond
+    assert is_stuck_in_kernel(7, tmp_path) is beyond
 
 
 def test_unreadable_process_may_still_run(tmp_path: Path) -> None:
     plant(tmp_path, 7)
     (tmp_path / "7/task/7/status").write_text("Name:\ta\n")
-    assert not is_beyond_return(7, tmp_path)
+    assert not is_stuck_in_kernel(7, tmp_path)
     (tmp_path / "7/task/7/stat").write_text("")
-    assert not is_beyond_return(7, tmp_path)
+    assert not is_stuck_in_kernel(7, tmp_path)
     (tmp_path / "7/task/7/stat").unlink()
-    assert not is_beyond_return(7, tmp_path), "a thread went, the process did not"
+    assert not is_stuck_in_kernel(7, tmp_path), "a thread went, the process did not"
 
 
 def test_reaped_process_runs_no_more(tmp_path: Path) -> None:
-    assert is_beyond_return(7, tmp_path)
+    assert is_stuck_in_kernel(7, tmp_path)
 
 
 def test_running_process_is_not_given_up() -> None:
-    assert not is_beyond_return(os.getpid())
+    assert not is_stuck_in_kernel(os.getpid())
 
 
 def test_description_names_processes_and_place(tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_pause_of_launcher_counts_little(tmp_path: Path) -> None:
     clock = Clock()
     watch = StuckWatch(clock, tmp_path)
     clock.now += 60
-    assert watch.look([7]) == 0.0, "it may have begun to wait just now"
+    assert watch.observe([7]) == 0.0, "it may have begun to wait just now"
     clock.now += 0.2
-    assert watch.look([7]) == pytest.approx(0.2)
+    assert watch.observe([7]) == pytest.approx(0.2)
     clock.now += 60
-    assert watch.look([7]) == pytest.approx(1.2)
+    assert watch.observe([7]) == pytest.approx(1.2)
 
 
 def test_wait_counts_from_the_last_time_that_any_process_could_run(tmp_path: Path) -> None:
@@ -153,17 +153,17 @@ def test_wait_counts_from_the_last_time_that_any_process_could_run(tmp_path: Pat
     plant(tmp_path, 9, pid=9)
     clock = Clock()
     watch = StuckWatch(clock, tmp_path)
-    watch.look([7])
+    watch.observe([7])
     clock.now += 0.5
-    assert watch.look([7]) == 0.5
+    assert watch.observe([7]) == 0.5
     (tmp_path / "9/task/9/stat").write_text("9 (a) R 1 7 7 0 -1 0 0 0")
     clock.now += 0.5
-    assert watch.look([7, 9]) == 0.0
+    assert watch.observe([7, 9]) == 0.0
     clock.now += 0.5
-    assert watch.look([7]) == 0.0
+    assert watch.observe([7]) == 0.0
     clock.now += 0.5
-    assert watch.look([7]) == 0.5
-    assert watch.look([]) == 0.0
+    assert watch.observe([7]) == 0.5
+    assert watch.observe([]) == 0.0
 
 
 LEADERLESS = """

@@ -58,7 +58,7 @@ def test_env_prefix_is_followed() -> None:
         ("env -i python t.py", "env -i"),
         ("env", "no command"),
         ("no-such-program", "was not found"),
-        ("/bin/sleep 1", "no Python program"),
+        ("/bin/sleep 1", "not a Python program"),
     ],
 )
 def test_command_without_warm_start_reports_the_reason(argv: str, words: str) -> None:
@@ -90,7 +90,7 @@ def test_console_scripts(
 def test_script_of_another_language_starts_cold(tmp_path: Path) -> None:
     tool = tmp_path / "train"
     tool.write_text("#!/bin/sh\nexec python train.py\n")
-    with pytest.raises(ColdStart, match="no Python program"):
+    with pytest.raises(ColdStart, match="not a Python program"):
         parse_command([str(tool)], PATH)
 
 
@@ -100,7 +100,7 @@ def test_script_that_cannot_be_executed_starts_cold(tmp_path: Path, ending: str)
     tool = tmp_path / "train"
     tool.write_text(f"#!/usr/bin/python3{ending}import train{ending}", newline="")
     tool.chmod(0o755 if ending == "\r\n" else 0o644)
-    with pytest.raises(ColdStart, match=r"no Python program|not executable"):
+    with pytest.raises(ColdStart, match=r"not a Python program|not executable"):
         parse_command([str(tool)], PATH)
 
 
@@ -181,5 +181,5 @@ def test_script_in_place_of_the_interpreter_starts_cold_unless_it_selects_a_vers
 
 def test_pipe_in_place_of_a_program_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train")
-    with pytest.raises(ColdStart, match="train is no file"):
+    with pytest.raises(ColdStart, match="train is not a file"):
         parse_command([str(tmp_path / "train")], PATH)

@@ -96,7 +96,7 @@ def test_each_document_of_a_file_is_validated(tmp_path: Path) -> None:
     file.write_text(text)
     [note] = read_file(file).notes
     assert (note.line, note.path) == (15, "kind")
-    assert note.message == "ConfigMap of v1 is not checked: it is no ElasticJob"
+    assert note.message == "ConfigMap of v1 is not checked: it is not an ElasticJob"
 
 
 @pytest.mark.parametrize(

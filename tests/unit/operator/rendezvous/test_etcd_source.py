@@ -378,7 +378,7 @@ def test_members_beyond_max_nodes_are_ignored_and_cause_no_request(
 
     asyncio.run(scenario())
     told = [one.getMessage() for one in caplog.records]
-    assert told == ["ignores the records of 1996 members beyond maxNodes (4), which have no pod"]
+    assert told == ["ignoring the records of 1996 members beyond maxNodes (4), which have no pod"]
 
 
 def test_deleted_job_is_woken_once_the_etcd_that_is_to_close_it_is_readable() -> None:

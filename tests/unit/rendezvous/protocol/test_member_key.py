@@ -130,7 +130,7 @@ def depose(own: MemberKey) -> Txn | None:
 def resign(own: MemberKey) -> Txn | None:
     stored = own.view.member(A)
     assert stored is not None
-    return own_key.move(own, stored)
+    return own_key.recreate(own, stored)
 
 
 def set_aside(own: MemberKey) -> Txn | None:
@@ -150,7 +150,7 @@ def with_stored(make: Callable[[MemberKey, Any], Txn | None]) -> Callable[[Membe
 
 WRITES: dict[str, tuple[Callable[[MemberKey], Txn | None], dict[str, Any]]] = {
     "update": (with_stored(own_key.update), {"local": busy()}),
-    "drop": (with_stored(own_key.drop), {}),
+    "delete": (with_stored(own_key.delete), {}),
     "say leaving": (leave, {"leaving": "drained"}),
     "resign": (resign, {"session": "s2"}),
     "close": (close, {}),
@@ -183,7 +183,7 @@ def test_live_session_can_write(
     assert job.commit(txn).succeeded
 
 
-@pytest.mark.parametrize("name", ["update", "drop", "say leaving", "resign"])
+@pytest.mark.parametrize("name", ["update", "delete", "say leaving", "resign"])
 def test_key_changed_in_the_meantime_is_not_overwritten(name: str) -> None:
     write, own = WRITES[name]
     job = Job("b", "a").round(1)
@@ -212,7 +212,7 @@ def test_written_key_is_attached_to_the_lease(name: str) -> None:
     ("name", "keys"),
     [
         ("update", {KEYS.round, KEYS.session(A, "s1")}),
-        ("drop", {KEYS.session(A, "s1")}),
+        ("delete", {KEYS.session(A, "s1")}),
         ("say leaving", {KEYS.session(A, "s1")}),
         ("resign", {KEYS.session(A, "s1")}),
         ("close", {KEYS.round}),
@@ -253,7 +253,7 @@ def test_first_session_is_created_and_reads_the_current_state() -> None:
     job = Job("a").round(3)
     lease = job.etcd.grant(30, 0.0).id
     own = job.own("b", session="x-1", lease=lease)
-    result = job.commit(own_key.take_up(own, carries=False))
+    result = job.commit(own_key.create(own, carries=False))
     assert result.succeeded
     stored = job.etcd.get(own.key)
     assert stored is not None
@@ -264,7 +264,7 @@ def test_first_session_is_created_and_reads_the_current_state() -> None:
 
 def test_session_is_never_created_twice() -> None:
     job = Job("a")
-    txn = own_key.take_up(job.own("a"), carries=False)
+    txn = own_key.create(job.own("a"), carries=False)
     assert txn.compares == (Compare(job.stored("a").key, Target.CREATE, 0),)
     result = job.round(1).commit(txn)
     assert not result.succeeded
@@ -274,7 +274,7 @@ def test_session_is_never_created_twice() -> None:
 
 def test_returning_agent_replaces_its_old_session_in_one_transaction() -> None:
     job = Job("a", "b").sealed("a", "b", number=2)
-    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    txn = own_key.create(job.own("a", session="x-1", local=busy(2)), carries=True)
     assert job.commit(txn).succeeded
     assert record(job).session == "x-1"
     assert record(job).state is RUNNING
@@ -287,7 +287,7 @@ def test_registration_with_a_past_round_succeeds_only_before_a_round_is_opened(
 ) -> None:
     """etcd lost its data: neither the round nor a key of this member is there."""
     job = Job("b")
-    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    txn = own_key.create(job.own("a", session="x-1", local=busy(2)), carries=True)
     if opened:
         job.round(1)
     assert job.commit(txn).succeeded is not opened
@@ -296,7 +296,7 @@ def test_registration_with_a_past_round_succeeds_only_before_a_round_is_opened(
 @pytest.mark.parametrize("change", ["round", "old session", "old session gone"])
 def test_registration_with_a_past_round_requires_the_round_and_session_read(change: str) -> None:
     job = Job("a", "b").sealed("a", "b", number=2)
-    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    txn = own_key.create(job.own("a", session="x-1", local=busy(2)), carries=True)
     match change:
         case "round":
             job.round(3)
@@ -311,7 +311,7 @@ def test_registration_with_a_past_round_requires_the_round_and_session_read(chan
 def test_resigning_recreates_the_key_as_the_youngest() -> None:
     job = Job("a", "b")
     stored = job.stored("a")
-    txn = own_key.move(job.own("a", session="s2"), stored)
+    txn = own_key.recreate(job.own("a", session="s2"), stored)
     assert job.commit(txn).succeeded
     assert record(job).session == "s2"
     assert job.stored("a").created > job.stored("b").created
@@ -470,7 +470,7 @@ def test_success_is_written_again_by_a_session_that_began_with_it() -> None:
     job = Job("a").sealed("a", number=1)
     local = busy(workers=Workers.NONE, done=True)
     again = job.own("a", session="x-1", local=local)
-    job.commit(own_key.take_up(again, carries=True))
+    job.commit(own_key.create(again, carries=True))
     assert record(job).state is DONE
     assert job.etcd.get(KEYS.done(1, A)) is None
     updated(job, session="x-1", local=local)

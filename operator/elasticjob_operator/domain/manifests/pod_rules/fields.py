@@ -196,7 +196,7 @@ def quantity(value: object) -> Decimal:
     """Return the amount of a valid quantity such as 500m, 4Gi or 1e3."""
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
-        raise ValueError(f"{value!r} is no quantity")
+        raise ValueError(f"{value!r} is not a quantity")
     number, exponent, suffix = match.groups()
     if exponent:
         power = max(-_MOST_EXPONENT, min(int(Decimal(exponent[1:])), _MOST_EXPONENT))

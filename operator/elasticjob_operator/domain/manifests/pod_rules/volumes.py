@@ -56,7 +56,7 @@ SOURCES = (
     "ephemeral",
     "image",
 )
-"""Kinds of volumes, in the order in which the API server takes the first as the one meant."""
+"""Kinds of volumes. If several are set, the API server assumes the first one in this order."""
 _NEEDED: dict[str, tuple[str, ...]] = {
     "awsElasticBlockStore": ("volumeID",),
     "azureDisk": ("diskName", "diskURI"),

@@ -196,8 +196,8 @@ def capabilities(template: Template) -> Iterator[Found]:
                     yield (
                         WarningKind.UNKNOWN_CAPABILITY,
                         (*at, "securityContext", "capabilities", kind, index),
-                        f"{echoed(name)} is no capability of Kubernetes: container runtimes ignore "
-                        f"it or do not start the container; {remedy}",
+                        f"{echoed(name)} is not a capability of Kubernetes: container runtimes "
+                        f"ignore it or do not start the container; {remedy}",
                     )
 
 

@@ -62,12 +62,12 @@ Rule = Callable[[Template], Iterable[Found]]
 
 
 def mapping(value: Any) -> Json:
-    """Return a field that should be a mapping; empty if it is none."""
+    """Return a field that should be a mapping; empty if it is not."""
     return value if isinstance(value, dict) else {}
 
 
 def mappings(value: Any) -> list[Json]:
-    """Return a field that should be a list of mappings; empty if it is no list."""
+    """Return a field that should be a list of mappings; empty if it is not."""
     return [mapping(one) for one in value] if isinstance(value, list) else []
 
 

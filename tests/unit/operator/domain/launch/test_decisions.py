@@ -991,7 +991,7 @@ def test_last_command_with_variables_of_a_worker_runs_in_a_shell_for_each_worker
 
 
 WHOLE = [
-    ('C="python t.py --lr $LR"; echo $C; eval $C', "a last command that is no program (eval)"),
+    ('C="python t.py --lr $LR"; echo $C; eval $C', "a last command that is not a program (eval)"),
     ('C=(python t.py --lr "$LR"); "${C[@]}"', "an array"),
     ('run() { echo "$*"; "$@"; }\nrun python t.py', "a function"),
     ("pip install x; python t.py | tee log", "a pipeline"),
@@ -1027,11 +1027,11 @@ WHOLE = [
     ("(pip install x); python t.py", "a subshell"),
     ("tensorboard --logdir x & python t.py", "a background job"),
     ("python t.py </dev/null", "a redirection of the last command"),
-    ("cd x && exec -a trainer python t.py", "a last command that is no program"),
+    ("cd x && exec -a trainer python t.py", "a last command that is not a program"),
     ("cd x; python t.py; echo done", "a Python program before the last command (t.py)"),
     ("cd x && python t.py && python eval.py", "a Python program before the last command (t.py)"),
     ("python t.py; rm -r x", "a Python program before the last command (t.py)"),
-    ("cd x; echo done", "a last command that is no program (echo)"),
+    ("cd x; echo done", "a last command that is not a program (echo)"),
     ("cd x; python t.py || python u.py", "a Python program before the last command (t.py)"),
     ("test -f x || ./t", "a command after ||"),
     ("export CUDA_VISIBLE_DEVICES=$LOCAL_RANK; python t.py", "$LOCAL_RANK in the preparation"),
@@ -1052,7 +1052,7 @@ WHOLE = [
     ("echo 'pip install x' | bash; python train.py", "a pipeline"),
     ("bash <(curl -s http://x/install) && python t.py", "a process substitution"),
     ("cd x; time python t.py", "time"),
-    ("cd x; 'python t.py", "no complete shell line"),
+    ("cd x; 'python t.py", "not a complete shell line"),
 ]
 
 

@@ -263,6 +263,6 @@ def test_corrected_cause_names_the_back_off_of_a_charged_round(
     first, known = a_failure("a", kind=ABORT), a_failure("b", message="boom")
     cause = Cause(CauseKind.FAILURE, ("a",), "rank 0 on a failed")
     current = a_round(2, cause=cause, previous=1, charged=charged, streak=Streak(3))
-    detail = crash_loop.put_right(current, [first, known]).detail
+    detail = crash_loop.corrected_cause(current, [first, known]).detail
     assert detail.startswith("rank 0 on b ended with exit code 1: boom")
     assert ("backing off 2 s" in detail) is pauses

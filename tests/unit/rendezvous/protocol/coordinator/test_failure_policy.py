@@ -6,14 +6,14 @@ import pytest
 
 from elasticjob_rendezvous.protocol.coordinator.failure_policy import (
     KEPT_FAILURES,
-    adds_nothing,
     blamed,
     culprit,
     describe,
     failures_text,
     includes_cause,
+    is_budget_spent,
+    is_redundant,
     port_taken,
-    spent,
     surplus,
     window_seconds,
 )
@@ -175,7 +175,7 @@ def test_round_without_failure_records_is_described_as_failed_worker() -> None:
                                   ((1, 2, 5, 6), 3, True)],
 )  # fmt: skip
 def test_restart_budget(charged: tuple[int, ...], most: int, over: bool) -> None:
-    assert spent(charged, RendezvousParams(1, 1, max_restarts=most)) is over
+    assert is_budget_spent(charged, RendezvousParams(1, 1, max_restarts=most)) is over
 
 
 def test_charging_window_exceeds_the_lease() -> None:
@@ -212,4 +212,4 @@ def test_sixteen_failures_nearest_to_the_cause_are_kept() -> None:
 def test_redundant_failure_adds_nothing(
     mine: FailureClass, known: list[FailureClass], nothing: bool
 ) -> None:
-    assert adds_nothing(a_failure("me", kind=mine), failures(*known)) is nothing
+    assert is_redundant(a_failure("me", kind=mine), failures(*known)) is nothing

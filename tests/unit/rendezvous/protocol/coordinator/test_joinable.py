@@ -86,7 +86,7 @@ def test_surplus_member_that_takes_over_waits_for_the_links_of_its_predecessor(
 ) -> None:
     """The former coordinator `a` is silent. A member that trained alone relied on its lease."""
     job = Job("s", *gang, min_nodes=1, expected=len(gang) - len(done)).sealed(*gang)
-    job.coordinator.peers.led_by(identity("a"), job.now - 60)
+    job.coordinator.peers.note_leader_heartbeat(identity("a"), job.now - 60)
     job.change("s", state=WAITING).gone("a").round(2, cause=LOSS, previous=1)
     if "b" in gang:
         job.change("b", state=DONE if done else WAITING)

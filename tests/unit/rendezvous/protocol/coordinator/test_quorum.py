@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.protocol.coordinator.quorum import Freeze, Quorum, Wait, choose, take
+from elasticjob_rendezvous.protocol.coordinator.quorum import (
+    Freeze,
+    Quorum,
+    Wait,
+    choose,
+    group_members,
+)
 from elasticjob_rendezvous.protocol.records.members import MemberState
 from elasticjob_rendezvous.protocol.records.params import DrainRequest
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams as Params
@@ -78,7 +84,7 @@ def quorum(job: Job, previous: int = 0, silenced: set[str] | None = None) -> Quo
     view = job.view()
     assert view.bounds is not None
     roster = view.rosters.get(previous)
-    return take(view.members(), previous, roster, view.bounds.record, silenced or set())
+    return group_members(view.members(), previous, roster, view.bounds.record, silenced or set())
 
 
 def names(members: tuple[Any, ...]) -> list[str]:

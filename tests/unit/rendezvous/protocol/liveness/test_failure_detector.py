@@ -822,12 +822,12 @@ def test_last_heartbeat_counts_from_either_side() -> None:
     """A former coordinator was heard on our own link to it."""
     peers = linked()
     assert peers.last_heartbeat_at(B) is None
-    peers.led_by(B, 5.0)
-    assert (peers.led_at(B), peers.led_at(C)) == (5.0, None)
+    peers.note_leader_heartbeat(B, 5.0)
+    assert (peers.leader_heartbeat_at(B), peers.leader_heartbeat_at(C)) == (5.0, None)
     assert peers.last_heartbeat_at(B) == 5.0
     peers.up(PeerUp(B, "s1"), 7.0)
-    assert (peers.led_at(B), peers.last_heartbeat_at(B)) == (5.0, 7.0)
-    peers.led_by(B, 9.0)
+    assert (peers.leader_heartbeat_at(B), peers.last_heartbeat_at(B)) == (5.0, 7.0)
+    peers.note_leader_heartbeat(B, 9.0)
     assert peers.last_heartbeat_at(B) == 9.0
 
 

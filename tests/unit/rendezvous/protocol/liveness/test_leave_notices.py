@@ -96,7 +96,7 @@ def test_next_round_drops_leave_notices_of_other_members(pair: tuple[Node, Node]
             (LeaveNotice(C, "n-c", "x"), LeaveNotice(A, "n-a", "x"), LeaveNotice(B, "old", "x"))
         )
     )
-    b.engine._our.rounds.last = None  # as if the round became final only now
+    b.engine._state.rounds.last = None  # as if the round became final only now
     b.later(0.1)
     assert set(b.engine.view.leave_notices) == {A}
 

@@ -154,7 +154,7 @@ def test_member_without_link_and_launcher_answer_is_lost(led: bool) -> None:
     """A member that only lost its lease would answer: after an outage of etcd a gang is healthy."""
     absent = Absent().took_over()
     if led:
-        absent.peers.led_by(B, absent.job.now - 2.0)
+        absent.peers.note_leader_heartbeat(B, absent.job.now - 2.0)
     else:
         absent.heartbeat(2.0)
         absent.peers.down(PeerDown(B, "s1"), absent.job.view(), absent.job.now)
@@ -348,7 +348,7 @@ def test_silent_member_counts_as_stopped_after_its_lease_and_kill_time() -> None
 
 def test_former_coordinator_relied_on_link_from_its_successor() -> None:
     absent = Absent()
-    absent.peers.led_by(B, absent.job.now - 1.0)
+    absent.peers.note_leader_heartbeat(B, absent.job.now - 1.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(2.9)
@@ -443,7 +443,7 @@ def test_member_never_linked_here_relied_on_the_previous_coordinator(
     """The predecessor's knowledge is as old as its link here, and its own link adds age."""
     absent = Absent().took_over()
     if led_ago is not None:
-        absent.peers.led_by(identity("c"), absent.job.now - led_ago)
+        absent.peers.note_leader_heartbeat(identity("c"), absent.job.now - led_ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after + member_loss.KILL_SECONDS - 0.1)
@@ -452,8 +452,8 @@ def test_member_never_linked_here_relied_on_the_previous_coordinator(
 
 def test_previous_coordinator_heard_last_determines_the_deadline() -> None:
     absent = Absent().took_over()
-    absent.peers.led_by(identity("d"), absent.job.now - 60.0)
-    absent.peers.led_by(identity("c"), absent.job.now)
+    absent.peers.note_leader_heartbeat(identity("d"), absent.job.now - 60.0)
+    absent.peers.note_leader_heartbeat(identity("c"), absent.job.now)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     after = TRUST_SECONDS + RELAY_SECONDS + member_loss.KILL_SECONDS
@@ -470,7 +470,7 @@ def test_coordinator_outside_the_round_waits_for_evidence_up_to_its_takeover(
     absent = Absent().took_over()
     absent.outside = True
     if led_ago is not None:
-        absent.peers.led_by(previous, absent.job.now - led_ago)
+        absent.peers.note_leader_heartbeat(previous, absent.job.now - led_ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     after = TRUST_SECONDS + RELAY_SECONDS + member_loss.KILL_SECONDS
@@ -480,7 +480,7 @@ def test_coordinator_outside_the_round_waits_for_evidence_up_to_its_takeover(
 
 def test_member_linked_at_takeover_relied_on_this_coordinator_only() -> None:
     absent = Absent().took_over().heartbeat()
-    absent.peers.led_by(identity("c"), absent.job.now)
+    absent.peers.note_leader_heartbeat(identity("c"), absent.job.now)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(TRUST_SECONDS + member_loss.KILL_SECONDS - 0.1)

@@ -19,7 +19,7 @@ from elasticjob_rendezvous.protocol.liveness.failure_detector import (
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
     evidence_until,
     live_until,
-    may_go_on,
+    may_workers_continue,
     serve_round,
 )
 from elasticjob_rendezvous.protocol.records.members import RoundState
@@ -147,10 +147,10 @@ def test_workers_continue_until_their_evidence_ends(
     engine_state: EngineState, until: float
 ) -> None:
     engine_state.clock, engine_state.alarm = Clock(until - 0.1, 0), Alarm()
-    assert may_go_on(engine_state)
+    assert may_workers_continue(engine_state)
     assert engine_state.alarm.at == pytest.approx(until), "they are looked at again then"
     engine_state.clock = Clock(until + 0.001, 0)
-    assert not may_go_on(engine_state)
+    assert not may_workers_continue(engine_state)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_without_evidence_only_harmless_workers_continue(
         Local(ready=True, workers=workers, round=ROUND, live_until=found)
     )
     engine_state.sessions, engine_state.self_fencing.backed_until = sessions, 0.0
-    assert may_go_on(engine_state) is goes_on
+    assert may_workers_continue(engine_state) is goes_on
     assert engine_state.alarm.at is None
 
 
