@@ -136,6 +136,7 @@ class StopCopy:
         self._begin(step)
         self._refused, self._releases, self._skips = obstacle, 0, False
         self._switch(is_on)
+        self._record(Loss.IN_STEP if is_on else obstacle)  # up to the end of the first `save`
         self._sources = None  # the state may be another one
         self._policy.start()
         self._held_steps, self._spent = 0, 0.0
