@@ -136,6 +136,7 @@ class StopCopy:
         self._begin(step)
         self._refused, self._releases, self._skips = obstacle, 0, False
         self._switch(is_on)
+        self._record(Loss.IN_STEP if is_on else obstacle)  # up to the end of the first `save`
         self._sources = None  # the state may be another one
         self._policy.start()
         self._held_steps, self._spent = 0, 0.0
@@ -402,6 +403,9 @@ class StopCopy:
                 if kind != job.END_STEP:
                     self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
             if kind != job.AT_ONCE and (replication := self.replication) is not None:
+                if kind == job.END_STEP and seconds and most:  # other nodes wait for it, too
+                    with self._changed:
+                        self._changed.wait_for(self._has_no_more_to_come, self._patience())
                 replication.flush_steps(FLUSH_SECONDS)  # this node may leave
         finally:
             with self._changed:
@@ -421,9 +425,8 @@ class StopCopy:
         usual, since = statistics.median(self._steps), time.perf_counter() - self._last[1]
         left = LATE_SHARE * usual - since
         copy = self._copy_seconds(self._size) * (3 if self._rates else 1)  # or a slow assumption
-        is_within = left + 1.0 + copy <= most
         is_worth_it = usual >= LONG_STEP_SECONDS and since >= BEGUN_SHARE * usual
-        return max(0.0, left) if is_within and is_worth_it else 0.0
+        return max(0.0, left) if is_worth_it and left + 1.0 + copy <= most else 0.0
 
     def _finish_step(self, seconds: float) -> bool:
         """Wait for the next `save`, which then blocks until the state is copied.
@@ -445,8 +448,7 @@ class StopCopy:
     def _limit_seconds(self) -> float:
         """Return the maximum duration of a copy; 0 for none."""
         is_held = self.is_on and not self._policy.is_refused and not self._is_needless
-        is_useful = is_held and self._is_worth_it(self._size)
-        if not is_useful and not self._overlap.is_copying:
+        if not (is_held and self._is_worth_it(self._size)) and not self._overlap.is_copying:
             return 0.0
         if not self._size:
             return COPY_SECONDS
@@ -462,8 +464,7 @@ class StopCopy:
         return is_worth_it
 
     def _copy_seconds(self, size: int) -> float:
-        rate = statistics.median(self._rates) if self._rates else BYTES_PER_SECOND
-        return size / rate
+        return size / (statistics.median(self._rates) if self._rates else BYTES_PER_SECOND)
 
     # --- the socket
 

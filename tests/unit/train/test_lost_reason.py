@@ -61,6 +61,21 @@ def test_step_of_an_optimizer_is_the_reason_until_the_next_save(memory: Path) ->
     assert recorded(memory) is Loss.WORKERS_ENDED
 
 
+def test_first_save_after_a_restore_has_the_reason_of_later_ones(memory: Path) -> None:
+    training, found = Training(), []
+    snapshots = started(training)
+
+    def state() -> dict[str, Any]:
+        found.append(recorded(memory))
+        return training.state()
+
+    for step in (1, 2):
+        training.optimizer.step()
+        snapshots.save(step, state)
+        assert recorded(memory) is Loss.WORKERS_ENDED
+    assert found == [Loss.IN_STEP] * 2
+
+
 def test_copied_step_has_no_reason(memory: Path) -> None:
     _alive = trained(memory)
     assert ask(memory)

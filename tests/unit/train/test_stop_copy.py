@@ -337,6 +337,37 @@ def test_leaving_node_ends_its_step_and_copies_nothing(memory: Path, long_steps:
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def test_leaving_node_within_the_step_of_an_optimizer_sends_its_own_state(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes that remain wait for that step, too, and copy its shared state."""
+    events: list[object] = []
+    waits = threading.Event()
+
+    def patience(_: StopCopy) -> float:
+        waits.set()
+        return PATIENCE_SECONDS
+
+    monkeypatch.setattr(StopCopy, "_patience", patience)
+    training = Training()
+    snapshots = started(training)
+    steps(training, snapshots, 1, 3, "own")
+    stop = snapshots._stop
+    assert stop is not None
+    stop.replication = SimpleNamespace(  # type: ignore[assignment]
+        send_step=lambda part, _: events.append(part.version.step),
+        flush_steps=lambda _: events.append("flushed"),
+        saves=lambda _: None,
+    )
+    training.optimizer.step()
+    asking = asked(memory, 0, stop_copies.END_STEP)
+    until(lambda: waits.is_set() or bool(events))
+    snapshots.save(4, training.state, "own")
+    asking.join()
+    assert events == [4, "flushed"]
+    assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
+
+
 @pytest.mark.parametrize(
     ("since", "usual", "seconds"),
     [
