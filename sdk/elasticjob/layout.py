@@ -170,7 +170,7 @@ def unusable(number: int | None) -> int:
 
 
 def with_storage(trouble: int, number: int) -> int:
-    """Return `trouble` with the errno of the last write to storage; 0 if it succeeded."""
+    """Return `trouble` with the errno `number` of the last write to storage; 0 means success."""
     memory = trouble & ((1 << _STORAGE_AT) - 1)
     return memory | (number & _ERRNO_MASK) << _STORAGE_AT
 

@@ -164,7 +164,7 @@ def _script(path: Path, runs: bool) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=MAX_FILES)
 def _file_code(path: Path, runs: bool, version: tuple[int, int, int]) -> str:
-    """Return the code of this version of a file; empty for any other file."""
+    """Return the code of this version of a file; empty for a file that is not a shell script."""
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES)
     text = content.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -89,8 +89,8 @@ def placed(verb: Callable[..., None]) -> Callable[..., None]:
 def for_each(names: Sequence[str], act: Callable[[str], str]) -> None:
     """Apply a verb to each name and print its results; like kubectl, continue after an error.
 
-    The exit code is that of the first error. The same error for two names in a row does not depend
-    on the name, and ends the loop.
+    The exit code is that of the first error. The same error twice in a row does not depend on the
+    name, and ends the loop.
     """
     errors: list[CommandError] = []
     names = list(dict.fromkeys(names))

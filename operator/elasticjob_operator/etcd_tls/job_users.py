@@ -118,12 +118,12 @@ async def access_for(
 
 
 async def remove_old_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
-    """Remove all users of a job except the one in its Secret; return their names.
+    """Remove the previous and the next user of a job, beside that in its Secret; return the names.
 
-    Candidates are the previous user, and the next one if a rotation did not reach the Secret. They
-    are looked up by name, every few minutes for each job, since a list has the users of all jobs.
-    etcd must first accept the password in the Secret: another operator replica may have set another
-    one in the same rotation. Raises `EtcdError`.
+    The next one exists if a rotation did not reach the Secret. They are looked up by name, every
+    few minutes for each job, since a list has the users of all jobs. Before the removal etcd
+    checks the password in the Secret, which is set again if it is not accepted: another operator
+    replica may have set another one in the same rotation. Raises `EtcdError`.
     """
     number = rotations(access.user)
     names = [user_name(uid, other) for other in (number - 1, number + 1) if other >= 0]

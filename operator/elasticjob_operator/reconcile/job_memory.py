@@ -64,7 +64,7 @@ FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Withdrawals:
-    """Withdrawn pods: the operator deleted them because they were created without owner references.
+    """Pods that lost their owner references at their creation and were deleted (withdrawn) for it.
 
     Args:
         pods: names of these pods by uid; they do not belong to the job, even while they exist.

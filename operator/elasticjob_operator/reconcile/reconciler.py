@@ -317,12 +317,7 @@ class Reconciler:
             try:
                 await self._dependencies.kube.delete(PODS, memory.key.namespace, name, uid=uid)
             except KubeError as error:
-                log.warning(
-                    "delete pod %s, whose owner references were removed: %s",
-                    name,
-                    error,
-                    extra=of_job(memory.key),
-                )
+                log.warning("delete unowned pod %s: %s", name, error, extra=of_job(memory.key))
 
     def _closing_seconds(self, key: JobKey) -> float | None:
         """Return the seconds for which the store of a deleted job is waited for; None for none."""
@@ -412,8 +407,7 @@ class Reconciler:
         return without_recent_changes(before, self._dependencies.now() - UNPOSTED_EVENTS_TIME)
 
     def _record_changed_pods(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
-        """Post one event per pod that lost its labels, or its owner references; the status shows
-        the lasting condition."""
+        """Post an event for each pod that lost its labels or its owner references."""
         unlabelled = [pod for pod in seen.pods if pod.lost_labels]
         unowned = [pod for pod in seen.pods if pod.lost_owner]
         before = memory.report

@@ -461,7 +461,7 @@ def _is_taken(descriptor: int) -> bool:
 def _unlock(descriptor: int) -> None:
     """Free the lock, also one that is not held, and close its descriptor."""
     with contextlib.suppress(OSError):  # a file system without locks
-        # A fork that runs another program has the descriptor too.
+        # A fork by native code runs no fork handler, so it has the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     _locks.discard(descriptor)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Exclusive access to the places of snapshots: one writer per process and local rank.
+"""Exclusive access to the places of snapshots: one writer in a process, one per local rank.
 
 Two writers in one place would overwrite each other's state, so the second one is refused before it
 writes. The lock of a local rank in the memory of its node ends with its process.

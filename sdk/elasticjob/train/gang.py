@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("elasticjob.train")
 
 PATIENCE = datetime.timedelta(seconds=60)
-"""Seconds of waiting for other ranks after which a rank logs a warning, once in a round."""
+"""Duration of a wait for other ranks after which a rank logs a warning, once in a round."""
 STORE_SECONDS = 5.0
 """Maximum wait for the store, whose host may be lost."""
 _CHUNK_BYTES = 1 << 30

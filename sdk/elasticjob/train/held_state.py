@@ -1,7 +1,7 @@
 """Held state: the training state of a step, kept until the next step for a stop copy.
 
 Tensors that only the steps of the optimizers change are held by reference, all others are copied.
-`Marks` detect other changes of the referenced tensors before the copy is used. See
+`Marks` detect other changes of the referenced tensors before a stop copy is written. See
 docs/decisions/0087-a-copy-at-the-stop.md.
 """
 
@@ -106,7 +106,7 @@ class Copies:
         return value
 
     def _mapping(self, value: Any) -> dict[Any, Any]:
-        """Copy a mapping. References to values of optimizers, most of all, need no further call."""
+        """Copy a mapping. Values of optimizers, which are most values, need no further call."""
         known, memory, plain = self._sources.known, self._sources.memory, self._tensor
         found, size = {}, 0
         for key, item in value.items():

@@ -131,7 +131,8 @@ class Generations:
     def exchanged(self, states: Iterable[State]) -> bool:
         """Evaluate the states of all ranks; return True if the next generation may begin.
 
-        A generation is confirmed if the copies of all ranks are complete, else overwritten.
+        A generation is confirmed once the copies of all ranks are complete. If a rank failed, the
+        next generation overwrites it.
         """
         found = set(states)
         if State.RUNNING in found:

@@ -221,7 +221,7 @@ class StopCopy:
         shared part of the same step.
 
         If a step is saved again after a backward has accumulated gradients, the state of the first
-        call is kept: no state has these gradients, and the data position is behind their samples.
+        call is kept: no state has these gradients, and the data position is past their samples.
         With `is_due` that state is returned, if it is held and nothing else has changed it.
 
         Args:
@@ -394,7 +394,7 @@ class StopCopy:
     def answer(self, link: socket.socket) -> None:
         """Answer a request of the launcher, which closes the connection to end its wait."""
         kind, most = job.requested(link)
-        seconds = self._limit_seconds()
+        seconds, is_finished = self._limit_seconds(), False
         left = self._left_of_step(most) if seconds and kind != job.AT_ONCE else 0.0
         try:
             if seconds and (kind != job.END_STEP or left):
@@ -403,8 +403,8 @@ class StopCopy:
                 if kind != job.END_STEP:
                     self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
             if kind != job.AT_ONCE and (replication := self.replication) is not None:
-                if kind == job.END_STEP and seconds and most:  # other nodes wait for it, too
-                    with self._changed:
+                if kind == job.END_STEP and seconds and most and not is_finished:
+                    with self._changed:  # other nodes wait for it, too
                         self._changed.wait_for(self._has_no_more_to_come, self._patience())
                 replication.flush_steps(FLUSH_SECONDS)  # this node may leave
         finally:

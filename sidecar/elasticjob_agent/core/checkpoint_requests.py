@@ -53,7 +53,7 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
-    """Return True if a leaving node's workers run on because they may get a save request."""
+    """Return True if a leaving node's workers run on: they have, or may get, a save request."""
     if state.is_urgent or state.leaving_at is None or not _precedes_stop(state, group):
         return False
     if not (wants_to_save(group) or wants_to_keep(group)):
@@ -62,7 +62,7 @@ def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
 
 
 def is_unasked(state: State, number: int) -> bool:
-    """Return True if that round is to stop, and its workers want to save but got no request."""
+    """Return True if that round's workers want to save before a planned stop but got no request."""
     group = state.group
     if group is None or group.round != number or group.empty or group.request is not None:
         return False

@@ -254,7 +254,7 @@ UNINTERRUPTIBLE = "DI"
 
 
 def is_stuck_in_kernel(pid: int, proc: Path = PROC) -> bool:
-    """Return True if a killed process waits in the kernel and will never run its program again.
+    """Return True if a process is gone, or stuck in the kernel and never runs its program again.
 
     Each thread has exited, or is in an uninterruptible wait and exits or has SIGKILL pending: at
     the end of the wait the kernel ends it before it returns from its system call. The process may

@@ -41,8 +41,7 @@ class StopCopies:
     Args:
         folder: folder of snapshots; empty for none.
         local_ranks: workers to send the request to.
-        done: called when the last worker has completed its copy; neither during this call nor after
-            `close`.
+        done: called once no worker is copying any more; neither during this call nor after `close`.
         limit: maximum wait in seconds, at most `COPY_SECONDS`.
         kind: kind of the request. With `END_STEP` there is no wait if a listening process, which
             may run below a shell or another wrapper, has a handler of SIGTERM.

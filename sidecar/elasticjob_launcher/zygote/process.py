@@ -156,7 +156,7 @@ class Work:
         self._used = self._idle = 0.0
 
     def update(self) -> None:
-        """Add the time since the last look: all of it if the processor time cannot be read."""
+        """Add the time since the last update: all of it if the processor time cannot be read."""
         now, current = time.monotonic(), processor_seconds(self._pid)
         passed = used = now - self._looked
         if current is not None and self._before is not None:

@@ -368,6 +368,30 @@ def test_leaving_node_within_the_step_of_an_optimizer_sends_its_own_state(
     assert not [path for path in memory.iterdir() if path.name.startswith("shared")]
 
 
+def test_leaving_node_waits_for_no_state_that_its_ended_step_cannot_hold(
+    memory: Path, long_steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = within_a_step(memory, long_steps / 2, long_steps)
+    stop = worker.snapshots._stop
+    assert stop is not None
+    events: list[object] = []
+
+    def patience() -> float:
+        events.append("waits")
+        return 0.0
+
+    monkeypatch.setattr(stop, "_patience", patience)
+    stop.replication = SimpleNamespace(  # type: ignore[assignment]
+        flush_steps=lambda _: events.append("flushed"), saves=lambda _: None
+    )
+    asking = worker.asked(stop_copies.END_STEP)
+    until(lambda: stop._is_stopping)
+    worker.training.optimizer.step()
+    worker.snapshots.save(4, {"x": torch.eye(3).to_sparse()})
+    asking.join()
+    assert events == ["flushed"]
+
+
 @pytest.mark.parametrize(
     ("since", "usual", "seconds"),
     [

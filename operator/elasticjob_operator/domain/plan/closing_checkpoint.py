@@ -106,7 +106,8 @@ def store_access(
     Args:
         wait_seconds: maximum wait for a store that cannot be read.
         requested_at: time of a request for a checkpoint. The wait then ends `wait_seconds` after
-            it, even if the operator was restarted since, but not before `WAIT_SECONDS`.
+            it, even if the operator was restarted since, but not before the store has been
+            unreadable for `WAIT_SECONDS`.
     """
     store, left = observed.store, wait_seconds - observed.unreadable_seconds
     if requested_at is not None:

@@ -225,9 +225,9 @@ def _estimated_ms(
     """Return the time of the steps that a round repeats; 0 if its times are unknown.
 
     Steps of the previous counted round take their share of its time, from its first step to
-    `ended`: all of it if this round restored nothing newer than that one. Steps before that round
-    take the mean time of the run's kept steps, counted from step 0, which is a minimum. The sum
-    never exceeds the time of the run without its losses.
+    `ended`: all of it if this round restored nothing newer than the step at which that one began.
+    Steps before that round take the mean time of the run's kept steps, counted from step 0, which
+    is a minimum. The sum never exceeds the time of the run without its losses.
     """
     counted = (round_ for round_ in rounds if round_.round == before.counted_round)
     stepped = next(map(_first_step_at, counted), None)

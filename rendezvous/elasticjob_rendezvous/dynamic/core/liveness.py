@@ -68,9 +68,9 @@ def observe(
 ) -> Memory:
     """Update the observations with a newly read state.
 
-    Other nodes may have waited for the store as this one did. Such a wait is not their silence,
-    nor is a gap in our observation (this process was suspended). Up to MAX_LEFT_OUT of either are
-    left out.
+    Other nodes may have waited for the store as this one did. Such a wait does not count as their
+    silence, nor does a gap in our observation (this process was suspended). Up to MAX_LEFT_OUT of
+    either are left out.
 
     Args:
         asked: monotonic time of the first request since the last answer; None: `now`.

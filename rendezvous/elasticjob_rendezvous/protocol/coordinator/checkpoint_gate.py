@@ -51,7 +51,7 @@ def before_end(
     *,
     ends_job: bool = False,
 ) -> Save | RoundEnd | None:
-    """Return the request to save, the end of the round, or None to wait.
+    """Return the request to save, the end of the round, or None for neither.
 
     A gang that got the request is stopped in any case, since a rank may have saved and wait for the
     stop: without a cause in `judgement` the round ends for the cause of the request. The time

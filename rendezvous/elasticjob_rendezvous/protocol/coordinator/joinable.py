@@ -70,7 +70,7 @@ def _count_eligible(
 ) -> quorum.Quorum:
     """Count the members that are neither silent nor held back after repeated losses.
 
-    Members that are held back count as far as no round is possible without them.
+    If no round is possible without them, members held back count too, least losses first.
     """
     view, current, bounds = snapshot.view, snapshot.current, snapshot.bounds
     members, previous = view.members(), current.previous

@@ -290,7 +290,7 @@ class FailureDetector:
         return effects
 
     def inquire(self, assignment: RankAssignment, now: float) -> Verdict | None:
-        """Return the last probe result for a member without a key; start to probe it now."""
+        """Return the last probe result for a member without a key; send the first probe by now."""
         return self._inquire(assignment, now, now)
 
     def inquire_during_round(
@@ -307,7 +307,7 @@ class FailureDetector:
         return self._inquire(assignment, at, now + seconds)
 
     def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
-        """Return the last probe result for a member without a key; probe it from `at` on."""
+        """Return the last probe result for a member without a key; send the first probe by `at`."""
         peer = self.stored(assignment.id)
         inquiry = peer.inquiry = peer.inquiry or RepeatedProbe(assignment, at, until)
         inquiry.hurry(at)
@@ -317,7 +317,7 @@ class FailureDetector:
     # -- evidence -----------------------------------------------------------------------
 
     def first_probe_at(self, member: str) -> float | None:
-        """Return the time of the first probe of an inquiry; None once it was sent."""
+        """Return the time of the first probe of an inquiry; None without one or once sent."""
         inquiry = self.state(member).inquiry
         return None if inquiry is None else inquiry.first_at
 
