@@ -565,8 +565,8 @@ class Snapshots:
         finds complete. The distributed tensors must be the same on all ranks, since shards refer to
         them by number. Both are known only once the functions of the script have been called.
 
-        The ranks compare them at the first, second, fourth, eighth, … call in a round. A call is made
-        for the first held state, and for each snapshot.
+        The ranks compare them at the first, second, fourth, eighth, … call in a round. A call is
+        made for the first held state, and for each snapshot.
 
         Returns the seconds that this took, mostly waiting for slower ranks.
         """

@@ -197,9 +197,10 @@ class Workers:
         """Stop the round's workers: with SIGTERM and a grace period, or without one with SIGKILL.
 
         With `copies` the workers first make stop copies, in at most half of the grace period, also
-        of one that a further order shortens. With `ends_step`, a grace period and no `dump` they first finish their step, also without
-        `copies`, so that the workers of other nodes can finish theirs. Without copies, a handler of
-        SIGTERM in any worker ends that wait: it gets the whole grace period.
+        of one that a further order shortens. With `ends_step`, a grace period and no `dump` they
+        first finish their step, also without `copies`, so that the workers of other nodes can
+        finish theirs. Without copies, a handler of SIGTERM in any worker ends that wait: it gets
+        the whole grace period.
 
         A repeated order, as after a reconnect of the agent, changes nothing. A further order may
         shorten the grace period and never extends it. One without `copies` ends the copies, one
