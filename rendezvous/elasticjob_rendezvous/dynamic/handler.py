@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -51,6 +53,21 @@ from elasticjob_rendezvous.dynamic.stores import MASTER_PORT, PrefixedStore, rou
 
 log = logging.getLogger(__name__)
 
+EXIT_SECONDS = 2.0
+"""Maximum wait of an ending process for heartbeats in progress."""
+_threads: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Stop all heartbeats: torch aborts a process if a call of its store returns while it ends."""
+    running = [(thread, stop) for thread, stop in list(_threads.items()) if thread.is_alive()]
+    for _, stop in running:
+        stop.set()
+    until = time.monotonic() + EXIT_SECONDS
+    for thread, _ in running:
+        thread.join(max(0.0, until - time.monotonic()))
+
 
 class Heartbeats:
     """Repeated call of a method of `owner`, until `stop` or the owner's garbage collection.
@@ -68,6 +85,7 @@ class Heartbeats:
             daemon=True,
         )
         self._end = weakref.finalize(owner, self._stop.set)
+        _threads[self._thread] = self._stop
         self._thread.start()
 
     def stop(self, seconds: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -470,3 +472,28 @@ def test_rank_0_waits_for_the_store_of_torchs_nodes(gang) -> None:
     (info,) = g.joined(beside_torch(g, SlowStore(silent=3)))
     assert info.rank == 0
     assert info.bootstrap_store_info == RendezvousStoreInfo("host", 29400)
+
+
+@pytest.mark.parametrize(
+    ("call", "printed"),
+    [("time.sleep(0.2); print('ended')", "ended\n"), ("time.sleep(1000)", "")],
+    ids=["short", "endless"],
+)
+def test_process_ends_after_a_heartbeat_in_progress(call: str, printed: str) -> None:
+    """A thread that returns from torch's store while the interpreter ends aborts the process."""
+    code = f"""
+import threading, time
+from elasticjob_rendezvous.dynamic.handler import Heartbeats
+class Owner: pass
+def beat(owner):
+    begun.set()
+    {call}
+    return 60.0
+begun, owner = threading.Event(), Owner()
+heartbeats = Heartbeats(owner, beat, 0.0)
+begun.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240
+    )
+    assert (done.stdout, done.stderr) == (printed, "")
