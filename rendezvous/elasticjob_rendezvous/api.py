@@ -11,7 +11,6 @@ import contextlib
 import re
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,19 +78,12 @@ class RendezvousStoreInfo:
             port = store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
             return RendezvousStoreInfo(address.decode(), int(port))
         own = local_addr or socket.getfqdn()
-        with _free_port() as free:
-            number = server_port or free
+        with reserved_port() as held:
+            number = server_port or int(held.getsockname()[1])
             # Write the port last: a reader that sees the port also sees the address.
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, own.encode())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(number).encode())
         return RendezvousStoreInfo(own, number)
-
-
-@contextlib.contextmanager
-def _free_port() -> Iterator[int]:
-    """Reserve a free port while the block runs."""
-    with reserved_port() as held:
-        yield int(held.getsockname()[1])
 
 
 def reserved_port() -> socket.socket:

@@ -11,6 +11,7 @@ import urllib3
 
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousParameters,
     RendezvousStateError,
 )
@@ -75,10 +76,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
                 raise self._occupied(states[0]) if states else self._left_over()
         except etcd.EtcdKeyNotFound:
             return None
-        except etcd.EtcdNotDir as error:
-            raise self._occupied(str((error.payload or {}).get("cause"))) from error
         except _FAILURES as error:
-            raise self._unreachable(error) from error
+            raise self._failed(error) from error
         return self._decoded(found)
 
     def set_state(
@@ -97,10 +96,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
         except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
             # Our write may also have been applied, and repeated since its reply was lost.
             return self._found(state)
-        except etcd.EtcdNotDir as error:
-            raise self._occupied(str((error.payload or {}).get("cause"))) from error
         except _FAILURES as error:
-            raise self._unreachable(error) from error
+            raise self._failed(error) from error
         return (*self._decoded(written), True)
 
     def _found(self, state: bytes | None) -> tuple[bytes, Token, bool] | None:
@@ -132,7 +129,10 @@ class EtcdRendezvousBackend(RendezvousBackend):
             f"`etcdctl rm --recursive {self._key}`, or choose another run id on all nodes"
         )
 
-    def _unreachable(self, error: Exception) -> RendezvousConnectionError:
+    def _failed(self, error: Exception) -> RendezvousError:
+        """Return the error for a failed request."""
+        if isinstance(error, etcd.EtcdNotDir):
+            return self._occupied(str((error.payload or {}).get("cause")))
         return RendezvousConnectionError(f"etcd failed on {self._key}: {error}")
 
 
