@@ -28,6 +28,14 @@ LACKING = (
 )
 
 
+def crds() -> tuple[Json, Json, Json]:
+    """Return the CRD, a copy of it to change, and the schema of the status in the copy."""
+    definition = yaml.safe_load(CRD.read_text())
+    changed = copy.deepcopy(definition)
+    schema = changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return definition, changed, schema["properties"]["status"]
+
+
 def define(server: ApiServer, namespace: str, definition: Json, *, complete: bool) -> None:
     """Replace the CRD; return once the server keeps the fields of its schema."""
     present = server.request("GET", DEFINITION)
@@ -48,9 +56,7 @@ def define(server: ApiServer, namespace: str, definition: Json, *, complete: boo
 
 @pytest.fixture
 def older_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
-    definition = yaml.safe_load(CRD.read_text())
-    older = copy.deepcopy(definition)
-    status = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    definition, older, status = crds()
     del status["properties"]["wantedNodes"]
     del status["properties"]["pods"]["properties"]["desired"]
     status["properties"]["phase"]["enum"].remove("Deleting")
@@ -111,9 +117,7 @@ def test_values_that_the_schema_lacks_are_left_out_and_reported_by_each_operator
 @pytest.fixture
 def newer_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
     """CRD of a later release, which a rollback of the operator leaves in the cluster."""
-    definition = yaml.safe_load(CRD.read_text())
-    newer = copy.deepcopy(definition)
-    status = newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    definition, newer, status = crds()
     status["properties"]["phase"]["enum"].append("Paused")
     status["properties"]["conditions"]["items"]["properties"]["type"]["enum"].append("QuotaLow")
     status["properties"]["launch"]["properties"]["reason"]["enum"].append("Guessed")
