@@ -212,10 +212,8 @@ class Kube:
         if strict:
             query["fieldValidation"] = "Strict"
         name = body.get("metadata", {}).get("name", "")
-        seconds = self._pod_seconds if kind == PODS else None
-        return await self._calls.call(
-            Request("create", kind, namespace, about=name, query=query, body=body, seconds=seconds)
-        )
+        request = Request("create", kind, namespace, about=name, query=query, body=body)
+        return await self._change(request)
 
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
@@ -271,9 +269,7 @@ class Kube:
             "preconditions": preconditions,
         }
         try:
-            seconds = self._pod_seconds if kind == PODS else None
-            request = Request("delete", kind, namespace, name, body=options, seconds=seconds)
-            await self._calls.call(request)
+            await self._change(Request("delete", kind, namespace, name, body=options))
         except NotFound:
             return False
         except Conflict:
@@ -282,6 +278,11 @@ class Kube:
                 return False
             raise
         return True
+
+    async def _change(self, request: Request) -> Json:
+        """Return the response to a creation or a deletion; of a pod within `POD_SECONDS`."""
+        seconds = self._pod_seconds if request.kind == PODS else None
+        return await self._calls.call(replace(request, seconds=seconds))
 
     async def _is(self, kind: Kind, namespace: str | None, name: str, uid: str) -> bool:
         try:
