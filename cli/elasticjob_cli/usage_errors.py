@@ -122,4 +122,4 @@ def _message(error: typer.BadParameter, given: Sequence[str]) -> str:
     if kind is not None and kind.choices:
         words = [str(getattr(choice, "value", choice)) for choice in kind.choices]
         return not_one_of(words, first["input"])
-    return problems(error.__cause__, first["input"])[0].message
+    return problems(error.__cause__)[0].message

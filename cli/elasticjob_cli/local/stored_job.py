@@ -28,7 +28,7 @@ def read_job(folder: JobFolder) -> ElasticJob:
     try:
         return ElasticJob.model_validate(document)
     except ValidationError as error:
-        raise folder.unreadable(str(problems(error, document)[0])) from error
+        raise folder.unreadable(str(problems(error)[0])) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ _NAMED_PATTERNS = {
 }
 
 
-def problems(error: ValidationError, document: Any) -> list[Problem]:
+def problems(error: ValidationError) -> list[Problem]:
     """Return the problem for every error, at its location in the document."""
     return [_problem(found, found["loc"]) for found in error.errors()]
 
@@ -207,7 +207,7 @@ def parse_manifest(document: Mapping[str, Any], ignored: list[Problem] | None = 
     try:
         job = _validate(document, unread)
     except ValidationError as error:
-        faults = problems(error, document)
+        faults = problems(error)
         broken = _broken_rules(_without(document, faults))
         raise InvalidManifest(first_of_each([*faults, *_apart(broken, faults)])) from error
     broken = _broken_rules(document)
@@ -304,7 +304,7 @@ def _without(document: Mapping[str, Any], faults: list[Problem]) -> dict[str, An
         try:
             _validate(sound)
         except ValidationError as error:
-            faults = problems(error, sound)
+            faults = problems(error)
         else:
             return sound
     return None

@@ -1,6 +1,6 @@
 """Reading of a stored status: another release may have written it, or a client damaged it.
 
-The parts that this release cannot read are ignored, so that the job goes on after a rollback, and
+The parts that this release cannot read are ignored, so that the job continues after a rollback, and
 the operator writes its own status.
 """
 
@@ -23,7 +23,7 @@ whole fields of the status are left out."""
 
 
 def read_status(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Status:
-    """Return the status without unknown values, and values of a wrong type.
+    """Return the status without the values that are unknown or have a wrong type.
 
     If the context of the validation is a list, it gets their errors.
     """
@@ -33,7 +33,7 @@ def read_status(value: Any, validate: ValidatorFunctionWrapHandler, info: Valida
         found = error.errors(include_url=False)
     if isinstance(info.context, list):
         info.context.extend(found)
-    status = _status(validate(_readable(value, found, validate)))
+    status = _readable(value, found, validate)
     if any(fault["loc"] == ("phase",) for fault in found):
         return status.model_copy(update={"phase": _phase_by_conditions(status)})
     return status
@@ -46,18 +46,16 @@ def _status(found: Any) -> Status:
 
 def _readable(
     value: Any, faults: Sequence[ErrorDetails], validate: ValidatorFunctionWrapHandler
-) -> Any:
+) -> Status:
     """Return the status without the parts that have these faults."""
     kept = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else {}
     for _ in range(_PASSES):
         kept = _without(kept, (fault["loc"] for fault in faults))
         try:
-            validate(kept)
+            return _status(validate(kept))
         except ValidationError as error:
             faults = error.errors(include_url=False)
-        else:
-            return kept
-    return _without(kept, (fault["loc"][:1] for fault in faults))
+    return _status(validate(_without(kept, (fault["loc"][:1] for fault in faults))))
 
 
 def _without(document: Any, locations: Iterable[Location]) -> Any:

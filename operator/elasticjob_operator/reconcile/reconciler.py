@@ -317,7 +317,9 @@ class Reconciler:
             try:
                 await self._dependencies.kube.delete(PODS, memory.key.namespace, name, uid=uid)
             except KubeError as error:
-                log.warning("delete unowned pod %s: %s", name, error, extra=of_job(memory.key))
+                log.warning(
+                    "cannot delete unowned pod %s: %s", name, error, extra=of_job(memory.key)
+                )
 
     def _closing_seconds(self, key: JobKey) -> float | None:
         """Return the seconds for which the store of a deleted job is waited for; None for none."""
