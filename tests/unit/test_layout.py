@@ -41,7 +41,7 @@ SMALL = {
 }
 """Small modules with one user at most, and the reason of each to stay on its own."""
 LONG = {
-    "sdk/elasticjob/train/snapshots.py",
+    "sdk/elasticjob/train/snapshots/api.py",
 }
 """Modules that are to be split."""
 

@@ -31,9 +31,9 @@ from elasticjob import layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elasticjob.train.agreement import RankEndedError
     from elasticjob.train.initialization import skip_initialization
-    from elasticjob.train.snapshots import Restored, SnapshotError, Snapshots
+    from elasticjob.train.snapshots.api import Restored, SnapshotError, Snapshots
+    from elasticjob.train.snapshots.core.agreement import RankEndedError
 
 __all__ = [
     "RankEndedError",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "RankEndedError": "agreement",
+    "RankEndedError": "snapshots.core.agreement",
     "Restored": "snapshots",
     "SnapshotError": "snapshots",
     "Snapshots": "snapshots",

@@ -181,7 +181,8 @@ WAITING = """
 import datetime, json, logging, sys, time
 from pathlib import Path
 import torch.distributed as dist
-from elasticjob.train import Snapshots, gang
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.ranks import gang
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
@@ -230,7 +231,8 @@ APART = """
 import datetime, json, multiprocessing.util, os, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from elasticjob.train import SnapshotError, Snapshots, gang
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.snapshots.ranks import gang
 from tests.integration.torch import forked_gang
 
 top, first, second = Path(sys.argv[1]), *sys.argv[2:]
@@ -323,7 +325,9 @@ LIBRARIES = """
 import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from elasticjob.train import SnapshotError, Snapshots, exchange, gang
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.snapshots.core import exchange
+from elasticjob.train.snapshots.ranks import gang
 from tests.integration.torch import forked_gang
 
 top, other = Path(sys.argv[1]), sys.argv[2]

@@ -12,8 +12,8 @@ import functools, json, sys, threading, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train import links, replication
-from elasticjob.train.replicas import State
+from elasticjob.train.snapshots.ranks import links, replication
+from elasticjob.train.snapshots.core.replicas import State
 from tests.integration.torch import forked_gang
 
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports its modules before the forks

@@ -22,7 +22,7 @@ import torch, torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.replicas import State
+from elasticjob.train.snapshots.core.replicas import State
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])

@@ -79,11 +79,12 @@ STREAM = """
 import json, sys
 from pathlib import Path
 import torch
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train import gang as gang_module, part_files
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.gang import Gang
-from elasticjob.train.part_files import Body, CorruptSnapshot, overwrite, reading
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.memory import part_files
+from elasticjob.train.snapshots.ranks import gang as gang_module
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, overwrite, reading
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
@@ -185,9 +186,9 @@ import json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from elasticjob.train import Snapshots
-from elasticjob.train.agreement import complete_versions
-from elasticjob.train.storage import StorageWriter
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.core.agreement import complete_versions
+from elasticjob.train.snapshots.storage.calls import StorageWriter
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
@@ -267,11 +268,12 @@ def test_part_that_one_rank_cannot_read_from_storage_is_read_by_another(tmp_path
 NOT_SHARED = """
 import json, sys
 from pathlib import Path
-from elasticjob.train import SnapshotError, Snapshots, storage
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.snapshots.storage import calls
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
-storage._CACHE_SECONDS = (0.0, 0.0)
+calls._CACHE_SECONDS = (0.0, 0.0)
 
 def one(rank, world):
     snapshots = Snapshots(top / f"disk-{rank}", every_steps=1, replicas=0)
@@ -292,11 +294,12 @@ PERIODIC = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
-from elasticjob.train import Snapshots, storage
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.storage import calls
 from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
-storage._CACHE_SECONDS = (0.0, 0.0)
+calls._CACHE_SECONDS = (0.0, 0.0)
 
 def one(rank, world):
     for folder in ("shared", f"disk-{rank}"):

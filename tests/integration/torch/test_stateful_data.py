@@ -12,8 +12,8 @@ from tests.paths import ROOT
 
 PROGRAM = """
 import json, sys
-from elasticjob.train.codec import decode, encode
-from elasticjob.train.part_files import Body
+from elasticjob.train.snapshots.state.codec import decode, encode
+from elasticjob.train.snapshots.memory.part_files import Body
 from elasticjob.train.data import ElasticLoader
 
 class Reader:

@@ -85,7 +85,7 @@ def test_launcher_is_installed_atomically_and_repeatedly(tmp_path: Path) -> None
     source = ROOT / "sdk" / "elasticjob"
     names = {path.relative_to(library) for path in library.rglob("*.py")}
     assert names == {path.relative_to(source) for path in source.rglob("*.py")}
-    assert Path("train", "snapshots.py") in names
+    assert Path("train", "snapshots", "api.py") in names
     assert (library / "train" / "__init__.py").stat().st_mode & 0o777 == 0o644
     assert target.stat().st_mode & 0o777 == 0o755
     assert zipfile.ZipFile(target).testzip() is None

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from elasticjob import layout
-from elasticjob.train import job, stop_copy
+from elasticjob.train.snapshots.memory import copy_requests, stop_copy
 from elasticjob_cli.local import supervisor
 from elasticjob_launcher import snapshot_folder
 from elasticjob_launcher.app import Launcher
@@ -96,12 +96,12 @@ def test_launcher_library_and_supervisor_agree_on_the_names() -> None:
 
 def test_launcher_and_library_agree_on_the_requests_for_copies() -> None:
     for name in ("SOCKET", "MAGIC"):
-        assert getattr(stop_copies, name) == getattr(job, name)
+        assert getattr(stop_copies, name) == getattr(copy_requests, name)
     assert stop_copies.COPY_SECONDS == stop_copy.COPY_SECONDS
-    assert stop_copies.ANSWER.format == job.ANSWER.format
+    assert stop_copies.ANSWER.format == copy_requests.ANSWER.format
     # The answer to a launcher without a request comes in time, and the request to a worker as well
     # if the launcher has no processor for a moment.
-    assert 0.5 <= job.REQUEST_SECONDS <= stop_copies.ANSWER_SECONDS / 2
+    assert 0.5 <= copy_requests.REQUEST_SECONDS <= stop_copies.ANSWER_SECONDS / 2
     assert snapshot_folder.SHARED_MEMORY == supervisor.SHARED_MEMORY
 
 

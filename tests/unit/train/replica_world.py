@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from elasticjob.train import agreement, replicas
-from elasticjob.train.agreement import (
+from elasticjob.train.snapshots.core import agreement, replicas
+from elasticjob.train.snapshots.core.agreement import (
     MEMORY,
     SHARED,
     Offer,
@@ -18,7 +18,7 @@ from elasticjob.train.agreement import (
     buffer_to_overwrite,
     next_gang,
 )
-from elasticjob.train.replicas import Accepted, Generations, Member, State
+from elasticjob.train.snapshots.core.replicas import Accepted, Generations, Member, State
 from tests.unit.train.simulated import Buffer, Violation, pair
 
 NODES = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elasticjob.train.agreement import Part
+from elasticjob.train.snapshots.core.agreement import Part
 
 
 class Violation(Exception):

@@ -10,8 +10,8 @@ import torch
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.part_files import (
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.memory.part_files import (
     Body,
     CorruptSnapshot,
     NewerFormat,
@@ -19,7 +19,7 @@ from elasticjob.train.part_files import (
     overwrite,
     read,
 )
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from elasticjob.train import SnapshotError
-from elasticjob.train.agreement import SHARED, Missing, Offer, Part, Version
-from elasticjob.train.exchange import (
+from elasticjob.train.snapshots.core.agreement import SHARED, Missing, Offer, Part, Version
+from elasticjob.train.snapshots.core.exchange import (
     FIRST_BYTES,
     INLINE_BYTES,
     OURS,
@@ -33,7 +33,7 @@ from elasticjob.train.exchange import (
     unpack_message,
     unpack_proposals,
 )
-from elasticjob.train.replicas import State
+from elasticjob.train.snapshots.core.replicas import State
 
 
 def test_first_record_keeps_the_form_that_later_libraries_read() -> None:

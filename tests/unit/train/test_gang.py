@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import SnapshotError, gang
-from elasticjob.train.exchange import SAME_CALLS, End, Exchange
-from elasticjob.train.gang import Gang
+from elasticjob.train import SnapshotError
+from elasticjob.train.snapshots.core.exchange import SAME_CALLS, End, Exchange
+from elasticjob.train.snapshots.ranks import gang
+from elasticjob.train.snapshots.ranks.gang import Gang
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
 

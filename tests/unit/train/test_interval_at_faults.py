@@ -12,11 +12,9 @@ import pytest
 
 from elasticjob import layout
 from elasticjob.train import Snapshots
-from elasticjob.train.agreement import Part, steps_at_faults, steps_within
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.exchange import Exchange, unpack_begins
-from elasticjob.train.gang import Gang
-from elasticjob.train.interval import (
+from elasticjob.train.snapshots.core.agreement import Part, steps_at_faults, steps_within
+from elasticjob.train.snapshots.core.exchange import Exchange, unpack_begins
+from elasticjob.train.snapshots.core.interval import (
     COSTS,
     OVERHEAD_AT_FAULTS,
     RECENT,
@@ -25,8 +23,10 @@ from elasticjob.train.interval import (
     Losses,
     agreed_losses,
 )
-from elasticjob.train.job import ReachedFile, ended_on
-from elasticjob.train.part_files import Body
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.part_files import Body
+from elasticjob.train.snapshots.memory.reached_step import ReachedFile, ended_on
+from elasticjob.train.snapshots.ranks.gang import Gang
 
 COST, STEP, OVERHEAD = 0.05, 0.125, 0.01
 LONG = 25_000.0
@@ -304,7 +304,7 @@ def test_ranks_begin_with_one_interval_if_one_has_a_given_overhead(
         return snapshots._interval
 
     assert interval() < 30
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", MixedRanks)
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", MixedRanks)
     assert interval() == 30
 
 

@@ -14,9 +14,9 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.layout import Loss
-from elasticjob.train import Snapshots, held_state, stop_copy
-from elasticjob.train import snapshots as snapshots_module
-from elasticjob.train.agreement import (
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots import api as snapshots_module
+from elasticjob.train.snapshots.core.agreement import (
     SHARED,
     Offer,
     Part,
@@ -26,8 +26,10 @@ from elasticjob.train.agreement import (
     are_incomplete_at_stop,
     next_regular,
 )
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.job import ReachedFile, ended_on
+from elasticjob.train.snapshots.memory import stop_copy
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.reached_step import ReachedFile, ended_on
+from elasticjob.train.snapshots.state import held_state
 from tests.unit.train.test_overlap import Training, memory
 from tests.unit.train.test_snapshot_job import Job, job
 from tests.unit.train.test_stop_copy import ask, started, steps

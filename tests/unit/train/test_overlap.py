@@ -18,14 +18,23 @@ import pytest
 import torch
 
 from elasticjob import layout
-from elasticjob.train import Snapshots, buffers, exclusive, overlap
-from elasticjob.train.agreement import SHARED, Part
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.interval import COSTS, EARLY_GROWTH, GROWTH, PLAIN_STEPS, Cost, Interval
-from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import Body
-from elasticjob.train.storage import StorageWriter
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.core.agreement import SHARED, Part
+from elasticjob.train.snapshots.core.interval import (
+    COSTS,
+    EARLY_GROWTH,
+    GROWTH,
+    PLAIN_STEPS,
+    Cost,
+    Interval,
+)
+from elasticjob.train.snapshots.memory import buffers, exclusive
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.part_files import Body
+from elasticjob.train.snapshots.state import overlap
+from elasticjob.train.snapshots.state.overlap import Optimizers, Overlap
+from elasticjob.train.snapshots.storage.calls import StorageWriter
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 from tests.unit.train.waiting import until
 
 WIDTH = 200  # a weight of 160 KB: not copied at once
@@ -574,7 +583,7 @@ def test_snapshots_leave_neither_hook_nor_thread_behind(memory: Path) -> None:
 FORK_DURING_A_COPY = """
 import os, signal, sys, threading, torch
 from elasticjob.train import Snapshots
-from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
 
 real, release = MemoryBuffers.commit, threading.Event()
 
@@ -613,7 +622,7 @@ def test_fork_waits_for_no_copy_of_its_parent(memory: Path, tmp_path: Path) -> N
 FORKED_TRAINING = """
 import multiprocessing, sys, time, torch
 from elasticjob.train import Snapshots
-from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
 
 real = MemoryBuffers.commit
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elasticjob.train import agreement, replicas
-from elasticjob.train.agreement import (
+from elasticjob.train.snapshots.core import agreement, replicas
+from elasticjob.train.snapshots.core.agreement import (
     SHARED,
     Offer,
     Part,

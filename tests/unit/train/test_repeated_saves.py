@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from elasticjob.train import Link, Snapshots
-from elasticjob.train.agreement import Part, Version, part_at_stop
-from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
-from elasticjob.train.held_state import Gradients
-from elasticjob.train.part_files import Body, read
-from elasticjob.train.replicas import State
-from elasticjob.train.replication import Replication
-from elasticjob.train.stop_copy import StopCopy
+from elasticjob.train.snapshots.core.agreement import Part, Version, part_at_stop
+from elasticjob.train.snapshots.core.replicas import State
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers, ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import Body, read
+from elasticjob.train.snapshots.memory.stop_copy import StopCopy
+from elasticjob.train.snapshots.ranks.replication import Replication
+from elasticjob.train.snapshots.state.held_state import Gradients
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
 from tests.unit.train.test_stop_copy import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import agreement, replicas
-from elasticjob.train.agreement import MEMORY, Offer, Part, Plan, Version
-from elasticjob.train.replicas import Accepted, Generations, Member, State
+from elasticjob.train.snapshots.core import agreement, replicas
+from elasticjob.train.snapshots.core.agreement import MEMORY, Offer, Part, Plan, Version
+from elasticjob.train.snapshots.core.replicas import Accepted, Generations, Member, State
 from tests.unit.train.replica_world import Rules, World
 from tests.unit.train.simulated import are_broken
 

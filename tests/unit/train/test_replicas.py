@@ -8,8 +8,16 @@ import random
 
 import pytest
 
-from elasticjob.train.agreement import REPLICAS, SHARED, STORAGE, Offer, Part, Version, decide
-from elasticjob.train.replicas import (
+from elasticjob.train.snapshots.core.agreement import (
+    REPLICAS,
+    SHARED,
+    STORAGE,
+    Offer,
+    Part,
+    Version,
+    decide,
+)
+from elasticjob.train.snapshots.core.replicas import (
     Accepted,
     Generations,
     Member,
@@ -23,7 +31,7 @@ from elasticjob.train.replicas import (
     replica_to_overwrite,
     step_to_overwrite,
 )
-from elasticjob.train.replication import domains
+from elasticjob.train.snapshots.ranks.replication import domains
 
 
 def test_topology_domains_replace_machines_where_every_rank_has_one() -> None:

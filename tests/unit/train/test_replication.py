@@ -17,15 +17,34 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.train import links
-from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide, part_at_stop
-from elasticjob.train.buffers import OWN_BYTES, MemoryBuffers, ReplicaBuffers
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.gang import Gang
-from elasticjob.train.links import CommittedPart, PeerError, Receiver, StepSender, send
-from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
-from elasticjob.train.replicas import Generations, State
-from elasticjob.train.replication import Replication, Settings
+from elasticjob.train.snapshots.core.agreement import (
+    SHARED,
+    Offer,
+    Part,
+    Version,
+    decide,
+    part_at_stop,
+)
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.core.replicas import Generations, State
+from elasticjob.train.snapshots.memory.buffers import OWN_BYTES, MemoryBuffers, ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import (
+    RECORD_BYTES,
+    Body,
+    CorruptSnapshot,
+    held,
+    read,
+)
+from elasticjob.train.snapshots.ranks import links
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.ranks.links import (
+    CommittedPart,
+    PeerError,
+    Receiver,
+    StepSender,
+    send,
+)
+from elasticjob.train.snapshots.ranks.replication import Replication, Settings
 
 KEY = b"k" * 32
 PATIENCE_SECONDS = 60.0

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from elasticjob import layout
 from elasticjob.train import Snapshots
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.codec import Sharded, encode
-from elasticjob.train.sharding import split
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.state.codec import Sharded, encode
+from elasticjob.train.snapshots.state.sharding import split
 
 
 def parts(ranks: int) -> list[Part]:

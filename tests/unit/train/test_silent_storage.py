@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from elasticjob import layout, train
-from elasticjob.train import SnapshotError, Snapshots, part_files, restoring, storage
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.gang import Gang
-from elasticjob.train.part_files import Body, read
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.snapshots import restoring
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.memory import part_files
+from elasticjob.train.snapshots.memory.part_files import Body, read
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.storage import calls
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
@@ -35,8 +38,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that shortens the waits, to be called once no healthy write follows."""
 
     def shortened() -> None:
-        monkeypatch.setattr(storage, "SILENT_SECONDS", 0.5)
-        monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+        monkeypatch.setattr(calls, "SILENT_SECONDS", 0.5)
+        monkeypatch.setattr(calls, "SOON_SECONDS", 0.1)
 
     return shortened
 
@@ -68,7 +71,7 @@ def test_hanging_storage_costs_only_the_stores_until_it_answers(
     short: Callable[[], None],
 ) -> None:
     caplog.set_level(logging.WARNING)
-    silent_seconds = storage.SILENT_SECONDS
+    silent_seconds = calls.SILENT_SECONDS
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
     disk = HangingStorage(job.storage)
     short()
@@ -84,7 +87,7 @@ def test_hanging_storage_costs_only_the_stores_until_it_answers(
     with pytest.raises(SnapshotError, match=r"rank 0: .*the storage does not answer"):
         snapshots.save(step, {"x": step}, store=True)
 
-    monkeypatch.setattr(storage, "SILENT_SECONDS", silent_seconds)
+    monkeypatch.setattr(calls, "SILENT_SECONDS", silent_seconds)
     disk.answer()
     step = saves_until(snapshots, lambda: job.report().stored > 2, step)
     snapshots.close()
@@ -114,13 +117,14 @@ def test_planned_stop_with_hanging_storage_goes_on_without_the_snapshot(
 SCRIPT = """
 import sys
 from pathlib import Path
-from elasticjob.train import Snapshots, storage
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.storage import calls
 from tests.hanging_storage import HangingStorage
 
 snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1)
 snapshots.restore()
 if sys.argv[2] == "hangs":
-    storage.SILENT_SECONDS = 0.5
+    calls.SILENT_SECONDS = 0.5
     HangingStorage(Path(sys.argv[1]))
 snapshots.save(1, {"x": 1})
 print("trained", flush=True)
@@ -264,8 +268,8 @@ def test_part_that_storage_does_not_deliver_is_an_error_and_not_an_older_snapsho
     with monkeypatch.context() as patch:
 
         def called(work: Callable[..., Any]) -> Any:
-            patch.setattr(storage, "SILENT_SECONDS", 0.5)  # the listing has ended
-            return storage.called(work)
+            patch.setattr(calls, "SILENT_SECONDS", 0.5)  # the listing has ended
+            return calls.called(work)
 
         patch.setattr(restoring, "called", called)
         with pytest.raises(SnapshotError, match=r"step 2 is in storage, which does not answer"):
@@ -305,7 +309,7 @@ def slow_listing(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.5) -> None:
         yield from real(folder)
 
     monkeypatch.setattr(StorageFolder, "_versions", versions)
-    monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "SOON_SECONDS", 0.1)
 
 
 def outgrown(job: Job) -> Snapshots:
@@ -381,7 +385,7 @@ def test_listing_that_ends_right_after_the_wait_is_used(
     """Its result is that of the next wait."""
     part = Part(Version(1, 1), SHARED, 0, 0)
     StorageFolder(tmp_path).store(part, Body(0, [memoryview(b"x")]))
-    offer = storage.StoredOffer(StorageFolder(tmp_path))
+    offer = calls.StoredOffer(StorageFolder(tmp_path))
     listing = offer._call
     assert listing is not None
     with monkeypatch.context() as patch:
@@ -443,7 +447,8 @@ def test_memory_alone_needs_no_exchange_between_ranks(
 
 FORKED = """
 import multiprocessing, sys, time
-from elasticjob.train import Snapshots, storage_folder
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.storage import storage_folder
 
 real = storage_folder.StorageFolder.store
 

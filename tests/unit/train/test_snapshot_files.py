@@ -18,12 +18,20 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import agreement, buffers, part_files, storage
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
-from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
-from elasticjob.train.storage import StorageWrite
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.core import agreement
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.memory import buffers, part_files
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers, NoRoom, ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import (
+    RECORD_BYTES,
+    Body,
+    CorruptSnapshot,
+    held,
+    read,
+)
+from elasticjob.train.snapshots.storage import calls
+from elasticjob.train.snapshots.storage.calls import StorageWrite
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 from tests.paths import ROOT
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
@@ -46,7 +54,8 @@ def content(path: Path, of: Part) -> bytes:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from elasticjob.train import buffers, part_files, storage_folder
+from elasticjob.train.snapshots.memory import buffers, part_files
+from elasticjob.train.snapshots.storage import storage_folder
 from tests.unit.train.test_snapshot_files import body, part
 
 kind, folder, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -654,10 +663,10 @@ def test_expired_versions_are_removed_before_the_write(
 def test_write_of_a_version_that_is_given_up_waits_for_no_other_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "_OTHERS_SECONDS", (10 * storage.SILENT_SECONDS,))
+    monkeypatch.setattr(calls, "_OTHERS_SECONDS", (10 * calls.SILENT_SECONDS,))
     told: list[int] = []
     folder = StorageFolder(tmp_path / "storage")
-    writer = storage.StorageWriter(folder, 2, told.append, told.append)
+    writer = calls.StorageWriter(folder, 2, told.append, told.append)
     writer.start([(part(5, SHARED, 2), body(5))])
     writer.give_up()
     assert writer._write is not None
@@ -677,11 +686,11 @@ def test_part_of_another_node_is_awaited_until_it_is_seen(
             folder.store(part(5, ranks=2), body(5))
 
     monkeypatch.setattr(time, "sleep", wait)
-    writer = storage.StorageWriter(folder, 2, print, print)
+    writer = calls.StorageWriter(folder, 2, print, print)
     assert writer.unseen(Version(5, 7)) == ""
     assert len(waits) == 3
     assert "needs a folder that all nodes share" in writer.unseen(Version(6, 7))
-    assert len(waits) == 3 + len(storage._CACHE_SECONDS)
+    assert len(waits) == 3 + len(calls._CACHE_SECONDS)
 
 
 def functions_of_the_main_thread() -> list[str]:
@@ -993,7 +1002,7 @@ def test_regular_copy_is_written_where_no_file_can_be_locked(
 LEAVES_A_FORK = """
 import os, signal, sys
 from pathlib import Path
-from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
 with MemoryBuffers(Path(sys.argv[1]), 0)._locked(0.0) as is_locked:
     assert is_locked
     pid = os.fork()

@@ -19,10 +19,16 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.agreement import SHARED, Offer, decide, interval_before
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.job import Reached, ReachedFile, ended_on, local_rank, lost_since
-from elasticjob.train.part_files import held
+from elasticjob.train.snapshots.core.agreement import SHARED, Offer, decide, interval_before
+from elasticjob.train.snapshots.job import local_rank
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.part_files import held
+from elasticjob.train.snapshots.memory.reached_step import (
+    Reached,
+    ReachedFile,
+    ended_on,
+    lost_since,
+)
 
 MIB = 2**20
 

@@ -9,10 +9,12 @@ import gc
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,18 +25,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticjob import layout
+from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train import snapshots as snapshots_module
-from elasticjob.train.agreement import Version, complete_versions
-from elasticjob.train.codec import decode, encode
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.gang import Gang
-from elasticjob.train.overlap import Optimizers, Overlap
-from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
-from elasticjob.train.replicas import Generations
-from elasticjob.train.storage import StorageWrite
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots import api as snapshots_module
+from elasticjob.train.snapshots.core.agreement import Version, complete_versions
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.core.replicas import Generations
+from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, held, read
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.state.codec import decode, encode
+from elasticjob.train.snapshots.state.overlap import Optimizers, Overlap
+from elasticjob.train.snapshots.storage.calls import StorageWrite
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 
 @pytest.fixture
@@ -106,6 +108,13 @@ def trained() -> dict[str, Any]:
         [["tensor", []], ["bytes", "x"]],
     ],
 )
+def test_errors_have_their_public_name_in_tracebacks_and_pickles() -> None:
+    for error in (SnapshotError("lost"), train.RankEndedError("ended")):
+        name = type(error).__name__
+        assert traceback.format_exception_only(error)[-1].startswith(f"elasticjob.train.{name}: ")
+        assert type(pickle.loads(pickle.dumps(error))) is type(error)
+
+
 def test_state_is_restored_bitwise(memory: Path, state: Any) -> None:
     if state is trained:  # not at the collection: optimizers import torch._dynamo
         state = trained()
@@ -548,7 +557,7 @@ def test_older_snapshots_expire_after_a_demanded_one_that_a_peer_completes_late(
 ) -> None:
     """The writer's own expiry finds the demanded snapshot incomplete, and keeps the one before."""
     storage = StorageFolder(tmp_path)
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: LatePeer(storage))
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: LatePeer(storage))
     snapshots = started(tmp_path, every_steps=100, keep=1)
     for step in (1, 2, 3):
         assert snapshots.save(step, {"x": step}, step, store=True)
@@ -884,7 +893,7 @@ except RuntimeError as error:
 def test_second_process_of_a_local_rank_is_refused_before_it_writes(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticjob.train.exclusive.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("elasticjob.train.snapshots.memory.exclusive.LOCK_SECONDS", 0.1)
     snapshots = Snapshots(every_steps=1)
     snapshots.restore()
     assert snapshots.save(1, {"x": 1})
@@ -905,7 +914,8 @@ def test_second_process_of_a_local_rank_is_refused_before_it_writes(
 
 FORKED_WRITER = """
 import os, sys
-from elasticjob.train import Snapshots, exclusive
+from elasticjob.train import Snapshots
+from elasticjob.train.snapshots.memory import exclusive
 
 exclusive.LOCK_SECONDS = 0.1
 snapshots = Snapshots(every_steps=1)

@@ -27,17 +27,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elasticjob.train import (
-    Link,
-    SnapshotError,
-    Snapshots,
-    buffers,
-    held_state,
-    interval,
-    part_files,
-    stop_copy,
-)
-from elasticjob.train.agreement import (
+from elasticjob.train import Link, SnapshotError, Snapshots
+from elasticjob.train.snapshots.api import _finish
+from elasticjob.train.snapshots.core import interval
+from elasticjob.train.snapshots.core.agreement import (
     SHARED,
     Missing,
     Offer,
@@ -48,14 +41,22 @@ from elasticjob.train.agreement import (
     interval_before,
     part_at_stop,
 )
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.exchange import Call, Exchange, Header, check_calls, unpack_proposals
-from elasticjob.train.gang import Gang
-from elasticjob.train.interval import HoldPolicy
-from elasticjob.train.job import ANSWER, MAGIC, SOCKET, ended_with_error
-from elasticjob.train.part_files import Body
-from elasticjob.train.snapshots import _finish
-from elasticjob.train.stop_copy import StopCopy
+from elasticjob.train.snapshots.core.exchange import (
+    Call,
+    Exchange,
+    Header,
+    check_calls,
+    unpack_proposals,
+)
+from elasticjob.train.snapshots.core.interval import HoldPolicy
+from elasticjob.train.snapshots.job import ended_with_error
+from elasticjob.train.snapshots.memory import buffers, part_files, stop_copy
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.copy_requests import ANSWER, MAGIC, SOCKET
+from elasticjob.train.snapshots.memory.part_files import Body
+from elasticjob.train.snapshots.memory.stop_copy import StopCopy
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.state import held_state
 from elasticjob_launcher.processes import stop_copies
 from tests.unit.train.test_overlap import Training, assert_same, copied, memory
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
@@ -991,7 +992,7 @@ def test_state_of_the_step_that_gives_up_the_last_snapshot_follows_the_one_befor
     memory: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[int, ...]
 ) -> None:
     gang = GivesUp()
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: gang)
     real = MemoryBuffers.commit
 
     def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
@@ -1016,7 +1017,7 @@ def test_rank_that_holds_nothing_gives_up_a_snapshot_without_another_call_for_it
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gang = GivesUp()
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: gang)
     training = Training()
     snapshots = started(training, every_steps=2, replicas=0)
     steps(training, snapshots, 1, 4, lambda: 5)
@@ -1070,7 +1071,7 @@ def test_state_that_the_ranks_refuse_is_not_copied(
 ) -> None:
     """The fault of a rank that cannot make this call any more loses no step."""
     gang = Answers(other)
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: gang)
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: gang)
     training = Training()
     snapshots = started(training, every_steps=None, replicas=0)
     with pytest.raises((SnapshotError, RuntimeError)):

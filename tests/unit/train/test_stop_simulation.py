@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elasticjob.train import agreement
-from elasticjob.train.agreement import (
+from elasticjob.train.snapshots.core import agreement
+from elasticjob.train.snapshots.core.agreement import (
     SHARED,
     Offer,
     Part,

@@ -15,16 +15,26 @@ from pathlib import Path
 import pytest
 
 from elasticjob import layout
-from elasticjob.train import Restored, SnapshotError, Snapshots, part_files, storage, storage_folder
-from elasticjob.train.agreement import MEMORY, SHARED, STORAGE, Part, Plan, Source, Version
-from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.exchange import Exchange, pack_message, unpack_message
-from elasticjob.train.gang import Gang
-from elasticjob.train.job import Report
-from elasticjob.train.part_files import Body
-from elasticjob.train.snapshot_store import SnapshotStore
-from elasticjob.train.storage import StorageWrite
-from elasticjob.train.storage_folder import OWNER, OtherOwner, StorageFolder
+from elasticjob.train import Restored, SnapshotError, Snapshots
+from elasticjob.train.snapshots.core.agreement import (
+    MEMORY,
+    SHARED,
+    STORAGE,
+    Part,
+    Plan,
+    Source,
+    Version,
+)
+from elasticjob.train.snapshots.core.exchange import Exchange, pack_message, unpack_message
+from elasticjob.train.snapshots.job import Report
+from elasticjob.train.snapshots.memory import part_files
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers
+from elasticjob.train.snapshots.memory.part_files import Body
+from elasticjob.train.snapshots.ranks.gang import Gang
+from elasticjob.train.snapshots.storage import calls, storage_folder
+from elasticjob.train.snapshots.storage.calls import StorageWrite
+from elasticjob.train.snapshots.storage.snapshot_store import SnapshotStore
+from elasticjob.train.snapshots.storage.storage_folder import OWNER, OtherOwner, StorageFolder
 
 A, B = "team/a", "team/b"
 ERROR = (
@@ -344,7 +354,7 @@ def test_ranks_of_which_some_do_not_know_their_job_refuse_the_same_folder(
     """After an upgrade of the operator new pods alone have the variable. A rank that trains on
     would wait for the others."""
     train(monkeypatch, A, folder, 1)
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: OtherRank(other))
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: OtherRank(other))
     with pytest.raises(SnapshotError, match=ERROR):
         train(monkeypatch, mine, folder, 1)
 
@@ -352,7 +362,7 @@ def test_ranks_of_which_some_do_not_know_their_job_refuse_the_same_folder(
 def test_rank_that_does_not_know_its_job_stores_for_the_job_of_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda _: OtherRank(A))
+    monkeypatch.setattr("elasticjob.train.snapshots.api.Gang", lambda _: OtherRank(A))
     train(monkeypatch, "", folder, 1)
     assert owner(folder) == A
 
@@ -394,7 +404,7 @@ def test_rank_looks_for_the_last_snapshot_of_rank_0_or_the_next_one(
     warnings: int,
 ) -> None:
     """With `keep=1` rank 0 may have written the next one, and removed the last one, before it."""
-    monkeypatch.setattr(storage, "_CACHE_SECONDS", (0.0,))
+    monkeypatch.setattr(calls, "_CACHE_SECONDS", (0.0,))
     gang = Gang()
     gang.rank, gang.size, gang.number = 1, 2, GANG
     store = SnapshotStore(StorageFolder(folder), "", 1, 1, None, Report(), None)

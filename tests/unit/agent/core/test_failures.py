@@ -43,7 +43,7 @@ CLOSED = (
     "crashing."
 )
 ENDED = (
-    "elasticjob.train.agreement.RankEndedError: rank 0 has ended its process, and rank 1 has "
+    "elasticjob.train.RankEndedError: rank 0 has ended its process, and rank 1 has "
     "called save() of step 2: see the output of rank 0"
 )
 BARRIER = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train import replication
+from elasticjob.train.snapshots.ranks import replication
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.settings import (
     AgentSettings,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.train.job import JobSettings, job_settings
+from elasticjob.train.snapshots.job import JobSettings, job_settings
 from elasticjob_launcher.settings import read_settings
 from elasticjob_operator.domain.manifests.snapshots import snapshot_variables
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused

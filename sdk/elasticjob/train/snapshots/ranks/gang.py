@@ -13,8 +13,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import STORAGE, Part, Plan, RankEndedError, SnapshotError
-from elasticjob.train.exchange import (
+from elasticjob.train.snapshots.core.agreement import (
+    STORAGE,
+    Part,
+    Plan,
+    RankEndedError,
+    SnapshotError,
+)
+from elasticjob.train.snapshots.core.exchange import (
     INLINE_BYTES,
     OURS,
     SAME_CALLS,
@@ -30,7 +36,7 @@ from elasticjob.train.exchange import (
     text_of,
     unpack_header,
 )
-from elasticjob.train.part_files import Body, CorruptSnapshot, allocated, populate
+from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, allocated, populate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,20 +22,27 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob import layout, train
 from elasticjob.layout import Loss
-from elasticjob.train import job
-from elasticjob.train.buffers import OWN_BYTES
-from elasticjob.train.codec import encode
-from elasticjob.train.held_state import Copies, Gradients, Held, NotHeld, Sources, marked
-from elasticjob.train.interval import FIRST_COSTS, HoldPolicy
-from elasticjob.train.part_files import Body, StateChanged
+from elasticjob.train.snapshots.core.interval import FIRST_COSTS, HoldPolicy
+from elasticjob.train.snapshots.memory import copy_requests
+from elasticjob.train.snapshots.memory.buffers import OWN_BYTES
+from elasticjob.train.snapshots.memory.part_files import Body, StateChanged
+from elasticjob.train.snapshots.state.codec import encode
+from elasticjob.train.snapshots.state.held_state import (
+    Copies,
+    Gradients,
+    Held,
+    NotHeld,
+    Sources,
+    marked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticjob.train.agreement import Part, Version
-    from elasticjob.train.node_memory import NodeMemory
-    from elasticjob.train.overlap import Optimizers, Overlap
-    from elasticjob.train.replication import Replication
+    from elasticjob.train.snapshots.core.agreement import Part, Version
+    from elasticjob.train.snapshots.memory.node_memory import NodeMemory
+    from elasticjob.train.snapshots.ranks.replication import Replication
+    from elasticjob.train.snapshots.state.overlap import Optimizers, Overlap
 
 log = logging.getLogger("elasticjob.train")
 
@@ -393,17 +400,17 @@ class StopCopy:
 
     def answer(self, link: socket.socket) -> None:
         """Answer a request of the launcher, which closes the connection to end its wait."""
-        kind, most = job.requested(link)
+        kind, most = copy_requests.requested(link)
         seconds, is_finished = self._limit_seconds(), False
-        left = self._left_of_step(most) if seconds and kind != job.AT_ONCE else 0.0
+        left = self._left_of_step(most) if seconds and kind != copy_requests.AT_ONCE else 0.0
         try:
-            if seconds and (kind != job.END_STEP or left):
-                link.sendall(job.ANSWER.pack(job.MAGIC, int(seconds * 1000)))
+            if seconds and (kind != copy_requests.END_STEP or left):
+                copy_requests.accept(link, seconds)
                 is_finished = bool(left) and self._finish_step(left)
-                if kind != job.END_STEP:
+                if kind != copy_requests.END_STEP:
                     self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
-            if kind != job.AT_ONCE and (replication := self.replication) is not None:
-                if kind == job.END_STEP and seconds and most and not is_finished:
+            if kind != copy_requests.AT_ONCE and (replication := self.replication) is not None:
+                if kind == copy_requests.END_STEP and seconds and most and not is_finished:
                     with self._changed:  # other nodes wait for it, too
                         self._changed.wait_for(self._has_no_more_to_come, self._patience())
                 replication.flush_steps(FLUSH_SECONDS)  # this node may leave
@@ -478,18 +485,9 @@ class StopCopy:
         if folder is None:
             return
         try:
-            listener = job.request_listener(folder, self._local_rank)
+            self._listener = copy_requests.listen(folder, self._local_rank, self)
         except OSError as error:
             log.warning("a stop of this worker takes no snapshot: %s: %s", folder, error.strerror)
-            return
-        threading.Thread(
-            target=job.answer_requests,
-            args=(listener, weakref.ref(self)),
-            name="elasticjob-stop-copy",
-            daemon=True,
-        ).start()
-        self._listener = weakref.finalize(self, job.end_requests, listener, os.getpid())
-        self._listener.atexit = False
 
     def close(self) -> None:
         """Stop holding states, and close the socket."""

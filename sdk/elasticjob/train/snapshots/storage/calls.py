@@ -13,9 +13,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from elasticjob.train.agreement import SHARED, Part, Version, complete_versions
-from elasticjob.train.part_files import Body, StateChanged
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version, complete_versions
+from elasticjob.train.snapshots.memory.part_files import Body, StateChanged
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

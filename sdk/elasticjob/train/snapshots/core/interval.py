@@ -13,7 +13,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import steps_at_faults, steps_between, steps_within
+from elasticjob.train.snapshots.core.agreement import steps_at_faults, steps_between, steps_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

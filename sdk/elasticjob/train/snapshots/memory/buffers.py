@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticjob.train.agreement import (
+from elasticjob.train.snapshots.core.agreement import (
     SHARED,
     Part,
     Version,
@@ -24,7 +24,8 @@ from elasticjob.train.agreement import (
     buffer_to_overwrite,
     has_own_parts,
 )
-from elasticjob.train.part_files import (
+from elasticjob.train.snapshots.core.replicas import replica_to_overwrite, step_to_overwrite
+from elasticjob.train.snapshots.memory.part_files import (
     RECORD_BYTES,
     Body,
     StateChanged,
@@ -32,7 +33,6 @@ from elasticjob.train.part_files import (
     overwrite,
     write_ahead,
 )
-from elasticjob.train.replicas import replica_to_overwrite, step_to_overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.part_files import Body, CorruptSnapshot
+from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,8 +14,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticjob.train.agreement import SHARED, Part, Version, complete_versions, expired
-from elasticjob.train.part_files import (
+from elasticjob.train.snapshots.core.agreement import (
+    SHARED,
+    Part,
+    Version,
+    complete_versions,
+    expired,
+)
+from elasticjob.train.snapshots.memory.part_files import (
     Body,
     CorruptSnapshot,
     NewerFormat,

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import (
+from elasticjob.train.snapshots.core.agreement import (
     MEMORY,
     REPLICAS,
     STORAGE,
@@ -26,20 +26,26 @@ from elasticjob.train.agreement import (
     sizes_of,
     version_after,
 )
-from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
-from elasticjob.train.codec import decode
-from elasticjob.train.exchange import Exchange, RestoreMessage, pack_message, unpack_message
-from elasticjob.train.gang import Gang, group_size, streams
-from elasticjob.train.job import InStorage, in_storage_of, whole_number
-from elasticjob.train.part_files import (
+from elasticjob.train.snapshots.core.exchange import (
+    Exchange,
+    RestoreMessage,
+    pack_message,
+    unpack_message,
+)
+from elasticjob.train.snapshots.job import whole_number
+from elasticjob.train.snapshots.memory.buffers import MemoryBuffers, ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import (
     Body,
     CorruptSnapshot,
     read,
     reading,
 )
-from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
-from elasticjob.train.storage import StoredOffer, called
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.memory.reached_step import InStorage, in_storage_of
+from elasticjob.train.snapshots.ranks.gang import Gang, group_size, streams
+from elasticjob.train.snapshots.state.codec import decode
+from elasticjob.train.snapshots.state.sharding import Assembly, ShapeMismatch, Shard, own_state
+from elasticjob.train.snapshots.storage.calls import StoredOffer, called
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -18,7 +18,7 @@ import threading
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.agreement import Part, fields_of, part_of
+from elasticjob.train.snapshots.core.agreement import Part, fields_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.codec import Sharded, with_metadata
-from elasticjob.train.part_files import CorruptSnapshot
+from elasticjob.train.snapshots.memory.part_files import CorruptSnapshot
+from elasticjob.train.snapshots.state.codec import Sharded, with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

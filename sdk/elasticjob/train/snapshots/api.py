@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout, train
-from elasticjob.train.agreement import (
+from elasticjob.train.initialization import check_values
+from elasticjob.train.snapshots.core.agreement import (
     MEMORY,
     SHARED,
     STORAGE,
@@ -38,8 +39,7 @@ from elasticjob.train.agreement import (
     next_regular,
     part_at_stop,
 )
-from elasticjob.train.codec import decode, encode
-from elasticjob.train.exchange import (
+from elasticjob.train.snapshots.core.exchange import (
     Begin,
     End,
     Exchange,
@@ -49,10 +49,7 @@ from elasticjob.train.exchange import (
     unpack_begins,
     unpack_proposals,
 )
-from elasticjob.train.exclusive import Claim
-from elasticjob.train.gang import Gang, exchanged
-from elasticjob.train.initialization import check_values
-from elasticjob.train.interval import (
+from elasticjob.train.snapshots.core.interval import (
     OVERHEAD_AT_FAULTS,
     Interval,
     Losses,
@@ -61,30 +58,26 @@ from elasticjob.train.interval import (
     is_within,
     seconds_within_a_day,
 )
-from elasticjob.train.job import (
-    Reached,
-    ReachedFile,
-    Report,
-    ended_with_error,
-    job_settings,
-    local_rank,
-    lost_since,
-)
-from elasticjob.train.node_memory import NodeMemory
-from elasticjob.train.overlap import Optimizers, Overlap, Pace
-from elasticjob.train.part_files import Body, StateChanged
-from elasticjob.train.replicas import State
-from elasticjob.train.replication import Replication, Settings, connected
-from elasticjob.train.restoring import (
+from elasticjob.train.snapshots.core.replicas import State
+from elasticjob.train.snapshots.job import Report, ended_with_error, job_settings, local_rank
+from elasticjob.train.snapshots.memory.exclusive import Claim
+from elasticjob.train.snapshots.memory.node_memory import NodeMemory
+from elasticjob.train.snapshots.memory.part_files import Body, StateChanged
+from elasticjob.train.snapshots.memory.reached_step import Reached, ReachedFile, lost_since
+from elasticjob.train.snapshots.memory.stop_copy import COPY_SECONDS, StopCopy
+from elasticjob.train.snapshots.ranks.gang import Gang, exchanged
+from elasticjob.train.snapshots.ranks.replication import Replication, Settings, connected
+from elasticjob.train.snapshots.restoring import (
     agree,
     assembled,
     check_group,
     check_size,
 )
-from elasticjob.train.sharding import split
-from elasticjob.train.snapshot_store import SnapshotStore
-from elasticjob.train.stop_copy import COPY_SECONDS, StopCopy
-from elasticjob.train.storage_folder import StorageFolder
+from elasticjob.train.snapshots.state.codec import decode, encode
+from elasticjob.train.snapshots.state.overlap import Optimizers, Overlap, Pace
+from elasticjob.train.snapshots.state.sharding import split
+from elasticjob.train.snapshots.storage.snapshot_store import SnapshotStore
+from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,21 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import ReplicaBuffers
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.links import (
-    END_SECONDS,
-    MAX_CONNECTIONS,
-    CommittedPart,
-    CopyRefused,
-    PeerError,
-    Receiver,
-    StepSender,
-    send,
-)
-from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
-from elasticjob.train.replicas import (
+from elasticjob.train.snapshots.core.agreement import SHARED, Part, Version
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.core.replicas import (
     Generations,
     Member,
     State,
@@ -43,12 +31,24 @@ from elasticjob.train.replicas import (
     may_drop,
     receivers,
 )
+from elasticjob.train.snapshots.memory.buffers import ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, held, read
+from elasticjob.train.snapshots.ranks.links import (
+    END_SECONDS,
+    MAX_CONNECTIONS,
+    CommittedPart,
+    CopyRefused,
+    PeerError,
+    Receiver,
+    StepSender,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticjob.train.agreement import Offer, Plan
-    from elasticjob.train.gang import Gang
+    from elasticjob.train.snapshots.core.agreement import Offer, Plan
+    from elasticjob.train.snapshots.ranks.gang import Gang
 
 log = logging.getLogger("elasticjob.train")
 

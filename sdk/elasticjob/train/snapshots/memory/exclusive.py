@@ -14,7 +14,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
-from elasticjob.train.buffers import LOCK, open_lock, true_within
+from elasticjob.train.snapshots.memory.buffers import LOCK, open_lock, true_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

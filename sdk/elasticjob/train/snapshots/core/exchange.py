@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import Offer, Part, SnapshotError, Version
+from elasticjob.train.snapshots.core.agreement import Offer, Part, SnapshotError, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticjob import layout
-from elasticjob.train.buffers import BUFFERS, LockRefused, MemoryBuffers, NoRoom
-from elasticjob.train.job import Ended, ended_on, refused_memory
-from elasticjob.train.part_files import Body
+from elasticjob.train.snapshots.job import refused_memory
+from elasticjob.train.snapshots.memory.buffers import BUFFERS, LockRefused, MemoryBuffers, NoRoom
+from elasticjob.train.snapshots.memory.part_files import Body
+from elasticjob.train.snapshots.memory.reached_step import Ended, ended_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elasticjob.train.agreement import Part, Version
-    from elasticjob.train.job import Report
+    from elasticjob.train.snapshots.core.agreement import Part, Version
+    from elasticjob.train.snapshots.job import Report
 
 log = logging.getLogger("elasticjob.train")
 

@@ -34,9 +34,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticjob.train.agreement import Part, Version, fields_of, part_of
-from elasticjob.train.buffers import OWN_BYTES, ReplicaBuffers
-from elasticjob.train.part_files import (
+from elasticjob.train.snapshots.core.agreement import Part, Version, fields_of, part_of
+from elasticjob.train.snapshots.core.replicas import Accepted
+from elasticjob.train.snapshots.memory.buffers import OWN_BYTES, ReplicaBuffers
+from elasticjob.train.snapshots.memory.part_files import (
     RECORD_BYTES,
     Body,
     CorruptSnapshot,
@@ -47,7 +48,6 @@ from elasticjob.train.part_files import (
     read_record,
     written,
 )
-from elasticjob.train.replicas import Accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,12 +10,12 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticjob.train.agreement import SHARED
+from elasticjob.train.snapshots.core.agreement import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elasticjob.train.agreement import Offer, Part, Plan, Version
+    from elasticjob.train.snapshots.core.agreement import Offer, Part, Plan, Version
 
 
 class Member(NamedTuple):

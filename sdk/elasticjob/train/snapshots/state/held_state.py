@@ -15,15 +15,15 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.layout import Loss
-from elasticjob.train.codec import has_memory, with_metadata
+from elasticjob.train.snapshots.state.codec import has_memory, with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import torch
 
-    from elasticjob.train.agreement import Part, Version
-    from elasticjob.train.part_files import Body
+    from elasticjob.train.snapshots.core.agreement import Part, Version
+    from elasticjob.train.snapshots.memory.part_files import Body
 
 COPIED_BYTES = 16 << 20
 """Maximum size of the state that each call of `save` copies."""

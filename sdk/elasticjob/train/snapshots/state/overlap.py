@@ -17,9 +17,9 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elasticjob.train.codec import dense
-from elasticjob.train.held_state import new_seed, samples
-from elasticjob.train.interval import Cost
+from elasticjob.train.snapshots.core.interval import Cost
+from elasticjob.train.snapshots.state.codec import dense
+from elasticjob.train.snapshots.state.held_state import new_seed, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elasticjob.train.interval import Interval, Losses
+    from elasticjob.train.snapshots.core.interval import Interval, Losses
 
 Owner = TypeVar("Owner")
 _SMALL_BYTES = 1 << 16

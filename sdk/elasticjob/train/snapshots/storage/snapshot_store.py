@@ -12,18 +12,19 @@ import time
 from typing import TYPE_CHECKING
 
 from elasticjob import layout, train
-from elasticjob.train.agreement import STORAGE, SnapshotError, Version
-from elasticjob.train.exchange import Exchange
-from elasticjob.train.storage import StorageCall, StorageWriter
-from elasticjob.train.storage_folder import other_owner
+from elasticjob.train.snapshots.core.agreement import STORAGE, SnapshotError, Version
+from elasticjob.train.snapshots.core.exchange import Exchange
+from elasticjob.train.snapshots.storage.calls import StorageCall, StorageWriter
+from elasticjob.train.snapshots.storage.storage_folder import other_owner
 
 if TYPE_CHECKING:
-    from elasticjob.train.agreement import Part, Plan
-    from elasticjob.train.gang import Gang
-    from elasticjob.train.job import ReachedFile, Report
-    from elasticjob.train.part_files import Body
-    from elasticjob.train.restoring import Agreed
-    from elasticjob.train.storage_folder import StorageFolder
+    from elasticjob.train.snapshots.core.agreement import Part, Plan
+    from elasticjob.train.snapshots.job import Report
+    from elasticjob.train.snapshots.memory.part_files import Body
+    from elasticjob.train.snapshots.memory.reached_step import ReachedFile
+    from elasticjob.train.snapshots.ranks.gang import Gang
+    from elasticjob.train.snapshots.restoring import Agreed
+    from elasticjob.train.snapshots.storage.storage_folder import StorageFolder
 
 log = logging.getLogger("elasticjob.train")
 

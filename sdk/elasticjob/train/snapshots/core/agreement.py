@@ -34,6 +34,7 @@ class SnapshotError(Exception):
         is_of_calls: True if the ranks have made different calls, or with different values.
     """
 
+    __module__ = "elasticjob.train"  # the name in tracebacks is the one that scripts import
     is_of_calls = False
 
 
@@ -42,6 +43,8 @@ class RankEndedError(SnapshotError):
 
     The agent recognizes the class by its name, and attributes the failure to the lost peer.
     """
+
+    __module__ = "elasticjob.train"
 
 
 class Missing(enum.IntFlag):

@@ -1,0 +1,5 @@
+"""Snapshots of the training state in memory that outlives the workers, and in storage."""
+
+from elasticjob.train.snapshots.api import Restored, SnapshotError, Snapshots
+
+__all__ = ["Restored", "SnapshotError", "Snapshots"]

@@ -1,0 +1,1 @@
+"""Exchange between the ranks: their process group, and copies of parts on other nodes."""

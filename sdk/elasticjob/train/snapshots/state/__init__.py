@@ -1,0 +1,1 @@
+"""Training state of one rank: its encoding, its shards, and its copies beside the training."""

@@ -1,0 +1,1 @@
+"""Snapshots in storage that all nodes share."""
