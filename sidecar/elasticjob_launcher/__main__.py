@@ -26,7 +26,11 @@ def main() -> None:
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
-    from elasticjob_launcher.program_check import ProgramError, cleared_environment, node_launch
+    from elasticjob_launcher.programs.program_check import (
+        ProgramError,
+        cleared_environment,
+        node_launch,
+    )
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import count_workers
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from elasticjob_launcher.command_line import shell
 from elasticjob_launcher.command_line.launchers import names_joining_launcher
 from elasticjob_launcher.command_line.shell_words import Unreadable
-from elasticjob_launcher.command_texts import command_texts
+from elasticjob_launcher.programs.command_texts import command_texts
 
 NUMBERS = ("NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SKYPILOT_NODE_RANK")
 """Variables with the number of the node, of Kubeflow, indexed Jobs, Volcano and SkyPilot."""

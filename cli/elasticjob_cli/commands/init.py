@@ -23,7 +23,7 @@ from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
 from elasticjob_cli.usage_errors import TargetCommand
-from elasticjob_launcher.program_check import trains_besides
+from elasticjob_launcher.programs.program_check import trains_besides
 from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.text import echoed, one_line
 

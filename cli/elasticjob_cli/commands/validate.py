@@ -12,7 +12,7 @@ from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.manifest_job import folder_of, script_hint, warnings
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
-from elasticjob_launcher.program_check import trains_besides
+from elasticjob_launcher.programs.program_check import trains_besides
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.domain.manifests.trainer_command import CHECK_OPTION

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_cli.errors import BadInput, no_answer
-from elasticjob_launcher.nested_launches import NestedLaunch
-from elasticjob_launcher.program_check import find_in_command, trains_besides
-from elasticjob_launcher.program_files import AnalysisTooSlow
+from elasticjob_launcher.programs.nested_launches import NestedLaunch
+from elasticjob_launcher.programs.program_check import find_in_command, trains_besides
+from elasticjob_launcher.programs.program_files import AnalysisTooSlow
 from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused

@@ -21,8 +21,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from elasticjob_launcher.zygote.effects.watched_functions import names_of
 from elasticjob_launcher.zygote.fork_safety import bad_fork, memory_maps
-from elasticjob_launcher.zygote.watched_functions import names_of
 from elasticjob_launcher.zygote.worker_environment import set_variables, with_changes
 
 # Set for the zygote while it preloads. numexpr also starts its threads when it is imported.

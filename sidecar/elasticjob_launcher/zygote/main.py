@@ -35,10 +35,10 @@ from elasticjob_launcher.zygote.child_init import (
     become_worker,
     loaded_openblas,
 )
+from elasticjob_launcher.zygote.effects.process_settings import pause_collection
 from elasticjob_launcher.zygote.fork_safety import hidden_module, unfit_for_fork
 from elasticjob_launcher.zygote.import_recorder import ImportPage, ImportRecorder
 from elasticjob_launcher.zygote.preload import ImportGuard, is_excluded
-from elasticjob_launcher.zygote.process_settings import pause_collection
 from elasticjob_launcher.zygote.run_module import Target
 from elasticjob_launcher.zygote.search_path import is_python_module, searching
 from elasticjob_launcher.zygote.startup_code import startup_refusal

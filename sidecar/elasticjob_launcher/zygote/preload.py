@@ -20,10 +20,10 @@ from types import CodeType
 from typing import Any
 
 from elasticjob_launcher.zygote.analysis.program_imports import WantedImport
+from elasticjob_launcher.zygote.effects.identifiers import GENERATORS, RANKED, calling_module
+from elasticjob_launcher.zygote.effects.import_effects import Effects, described
+from elasticjob_launcher.zygote.effects.kept_values import UNKNOWN_RANK, is_unknown_rank
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
-from elasticjob_launcher.zygote.identifiers import GENERATORS, RANKED, calling_module
-from elasticjob_launcher.zygote.import_effects import Effects, described
-from elasticjob_launcher.zygote.kept_values import UNKNOWN_RANK, is_unknown_rank
 from elasticjob_launcher.zygote.worker_environment import RANKS, is_rank
 
 PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")

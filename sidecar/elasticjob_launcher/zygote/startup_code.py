@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from elasticjob_launcher.zygote.effects.identifiers import TRUSTED
 from elasticjob_launcher.zygote.fork_safety import thread_count
-from elasticjob_launcher.zygote.identifiers import TRUSTED
 from elasticjob_launcher.zygote.preload import ImportGuard
 from elasticjob_launcher.zygote.search_path import is_python_module
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from elasticjob_launcher.command_line.environment import clearing
-from elasticjob_launcher.command_texts import (
+from elasticjob_launcher.programs.command_texts import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_TOTAL_BYTES,
     command_texts,
 )
-from elasticjob_launcher.program_check import cleared_environment
+from elasticjob_launcher.programs.program_check import cleared_environment
 
 CLEARING = {
     "env -i python t.py": "env -i",

@@ -15,9 +15,9 @@ from types import ModuleType, SimpleNamespace
 import elasticjob_torchrun
 import pytest
 
-from elasticjob_launcher import program_files
-from elasticjob_launcher.nested_launches import find_nested_launch
-from elasticjob_launcher.program_check import ProgramError, find_in_command, node_launch
+from elasticjob_launcher.programs import program_files
+from elasticjob_launcher.programs.nested_launches import find_nested_launch
+from elasticjob_launcher.programs.program_check import ProgramError, find_in_command, node_launch
 from elasticjob_launcher.settings import read_settings
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.command_texts import MAX_FILE_BYTES, MAX_FILES, MAX_LOOKUPS
 from elasticjob_launcher.node_variables import node_variables, notice
+from elasticjob_launcher.programs.command_texts import MAX_FILE_BYTES, MAX_FILES, MAX_LOOKUPS
 
 GIVEN = {"PET_NODE_RANK": "3", "PET_NNODES": "2:4"}
 KUBEFLOW = (

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher import program_files
-from elasticjob_launcher.program_check import ProgramError, node_launch
+from elasticjob_launcher.programs import program_files
+from elasticjob_launcher.programs.program_check import ProgramError, node_launch
 from elasticjob_launcher.settings import (
     Settings,
     SettingsError,

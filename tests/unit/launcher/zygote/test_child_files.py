@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.zygote import child_files
-from elasticjob_launcher.zygote.child_files import ChildFiles
+from elasticjob_launcher.zygote.effects import child_files
+from elasticjob_launcher.zygote.effects.child_files import ChildFiles
 
 
 def observer() -> ChildFiles:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_launcher.zygote.identifiers import Identifiers
+from elasticjob_launcher.zygote.effects.identifiers import Identifiers
 from elasticjob_launcher.zygote.search_path import is_python_module
 
 
@@ -150,7 +150,7 @@ def test_wrapper_kept_by_a_package_records_only_between_start_and_stop() -> None
 
 
 def test_recorded_processor_times_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticjob_launcher.zygote.identifiers.MOST_TIMES", 3)
+    monkeypatch.setattr("elasticjob_launcher.zygote.effects.identifiers.MOST_TIMES", 3)
     numbers = itertools.count()
     monkeypatch.setattr(time, "thread_time_ns", lambda: next(numbers))
     identifiers = Identifiers()

@@ -13,7 +13,7 @@ import elasticjob_launcher
 
 PROGRAM = """
 import os, sys
-from elasticjob_launcher.zygote.import_effects import Effects
+from elasticjob_launcher.zygote.effects.import_effects import Effects
 folder, told = os.environ["PLACE"], []
 open(f"{folder}/old-{os.getpid()}.x", "w").close()
 effects = Effects(told.append)

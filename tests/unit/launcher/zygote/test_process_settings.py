@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from elasticjob_launcher.zygote import process_settings, setting_readers
+from elasticjob_launcher.zygote.effects import process_settings, setting_readers
+from elasticjob_launcher.zygote.effects.process_settings import Replacements, Settings
 from elasticjob_launcher.zygote.main import Zygote
-from elasticjob_launcher.zygote.process_settings import Replacements, Settings
 
 
 class Processors:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob_launcher.zygote.import_effects import Effects
-from elasticjob_launcher.zygote.thread_counts import ThreadCounts
-from elasticjob_launcher.zygote.watched_functions import ReportingFunction, WatchedFunctions
+from elasticjob_launcher.zygote.effects.import_effects import Effects
+from elasticjob_launcher.zygote.effects.thread_counts import ThreadCounts
+from elasticjob_launcher.zygote.effects.watched_functions import ReportingFunction, WatchedFunctions
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from elasticjob_launcher.program_files import ProgramFiles
-from elasticjob_launcher.program_names import (
+from elasticjob_launcher.programs.program_files import ProgramFiles
+from elasticjob_launcher.programs.program_names import (
     FUNCTIONS,
     UNKNOWN_VALUE,
     Class,
@@ -15,7 +15,7 @@ from elasticjob_launcher.program_names import (
     Imported,
     Source,
 )
-from elasticjob_launcher.started_commands import reference
+from elasticjob_launcher.programs.started_commands import reference
 from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 
 _GROUP = frozenset({"init_process_group", "init_distributed", "DistributedDataParallel", "DDP"})

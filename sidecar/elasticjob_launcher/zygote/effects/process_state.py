@@ -14,8 +14,8 @@ from contextlib import suppress
 from os import getpid
 from typing import Any
 
+from elasticjob_launcher.zygote.effects.identifiers import TRUSTED
 from elasticjob_launcher.zygote.fork_safety import memory_maps, thread_count
-from elasticjob_launcher.zygote.identifiers import TRUSTED
 
 _SHARED = re.compile(r" .w.s \S+ \S+ (\d+) *(.*)")
 _NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")

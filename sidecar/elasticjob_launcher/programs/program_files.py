@@ -15,8 +15,8 @@ from elasticjob_launcher.command_line.launchers import (
     launcher_of_module,
     trains_by_function,
 )
-from elasticjob_launcher.program_names import Source
-from elasticjob_launcher.started_commands import reference
+from elasticjob_launcher.programs.program_names import Source
+from elasticjob_launcher.programs.started_commands import reference
 from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import added_folders, is_python_module
 

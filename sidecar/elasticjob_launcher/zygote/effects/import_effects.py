@@ -16,17 +16,16 @@ from contextlib import suppress
 from os import getpid
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.child_files import ChildFiles
-from elasticjob_launcher.zygote.fork_safety import thread_count
-from elasticjob_launcher.zygote.identifiers import (
+from elasticjob_launcher.zygote.effects.child_files import ChildFiles
+from elasticjob_launcher.zygote.effects.identifiers import (
     TRUSTED,
     Identifiers,
     calling_module,
     is_of_zygote,
 )
-from elasticjob_launcher.zygote.kept_values import is_unknown_rank
-from elasticjob_launcher.zygote.process_settings import Replacements, Settings
-from elasticjob_launcher.zygote.process_state import (
+from elasticjob_launcher.zygote.effects.kept_values import is_unknown_rank
+from elasticjob_launcher.zygote.effects.process_settings import Replacements, Settings
+from elasticjob_launcher.zygote.effects.process_state import (
     IPC,
     PROCESS_LINES,
     SIGNAL_LINES,
@@ -36,10 +35,11 @@ from elasticjob_launcher.zygote.process_state import (
     process_state,
     process_status,
 )
+from elasticjob_launcher.zygote.effects.thread_counts import ThreadCounts
+from elasticjob_launcher.zygote.effects.watched_functions import WatchedFunctions
+from elasticjob_launcher.zygote.fork_safety import thread_count
 from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
-from elasticjob_launcher.zygote.thread_counts import ThreadCounts
-from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FORKS = frozenset({"os.fork", "os.forkpty"})

@@ -14,10 +14,10 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from elasticjob_launcher.zygote.child_init import loaded_openblas
-from elasticjob_launcher.zygote.identifiers import TRUSTED
+from elasticjob_launcher.zygote.effects.identifiers import TRUSTED
+from elasticjob_launcher.zygote.effects.setting_readers import LARGE_SETTINGS, SETTINGS, Setting
+from elasticjob_launcher.zygote.effects.watched_functions import names_of
 from elasticjob_launcher.zygote.search_path import is_python_module
-from elasticjob_launcher.zygote.setting_readers import LARGE_SETTINGS, SETTINGS, Setting
-from elasticjob_launcher.zygote.watched_functions import names_of
 
 _MODULES = frozenset(setting.of for setting in SETTINGS)
 _LARGE_MODULES = frozenset(setting.of for setting in LARGE_SETTINGS)

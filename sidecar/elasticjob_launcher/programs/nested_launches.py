@@ -21,15 +21,19 @@ from elasticjob_launcher.command_line.launchers import (
     launcher_of_function,
     runs_single_itself,
 )
-from elasticjob_launcher.program_files import (
+from elasticjob_launcher.programs.program_files import (
     AnalysisBudget,
     AnalysisTooLong,
     ProgramFiles,
     imported_names,
 )
-from elasticjob_launcher.program_functions import ProgramFunctions
-from elasticjob_launcher.program_names import FUNCTIONS, Function, Source
-from elasticjob_launcher.started_commands import commands_of_call, launcher_of_command, reference
+from elasticjob_launcher.programs.program_functions import ProgramFunctions
+from elasticjob_launcher.programs.program_names import FUNCTIONS, Function, Source
+from elasticjob_launcher.programs.started_commands import (
+    commands_of_call,
+    launcher_of_command,
+    reference,
+)
 from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import dotted
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.started_commands import UNKNOWN, Names, Written, reference
+from elasticjob_launcher.programs.started_commands import UNKNOWN, Names, Written, reference
 from elasticjob_launcher.zygote.analysis.environment_uses import nodes
 from elasticjob_launcher.zygote.search_path import dotted
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from elasticjob_launcher.zygote.identifiers import calling_module
-from elasticjob_launcher.zygote.watched_functions import WatchedFunctions, names_of
+from elasticjob_launcher.zygote.effects.identifiers import calling_module
+from elasticjob_launcher.zygote.effects.watched_functions import WatchedFunctions, names_of
 
 _SETTERS = {
     "torch": ("set_num_threads", "set_num_interop_threads", "set_flush_denormal"),

@@ -30,9 +30,9 @@ from elasticjob_launcher.command_line.launchers import (
 )
 from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
 from elasticjob_launcher.command_line.wrappers import program_at, split_string
-from elasticjob_launcher.command_texts import command_texts
-from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
-from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
+from elasticjob_launcher.programs.command_texts import command_texts
+from elasticjob_launcher.programs.nested_launches import NestedLaunch, find_nested_launch
+from elasticjob_launcher.programs.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
 from elasticjob_launcher.zygote.command import VERSION_SHIM, ColdStart, parse_command
 

@@ -20,9 +20,9 @@ from contextlib import suppress
 from os import getpid
 from typing import Any
 
-from elasticjob_launcher.zygote.kept_values import DrawnValues, Literals, module_values
+from elasticjob_launcher.zygote.effects.kept_values import DrawnValues, Literals, module_values
+from elasticjob_launcher.zygote.effects.watched_functions import WatchedFunctions
 from elasticjob_launcher.zygote.search_path import is_python_module
-from elasticjob_launcher.zygote.watched_functions import WatchedFunctions
 
 # Packages whose identifiers and exit functions stay within the process. Their other effects, such
 # as files and processes, do count.
@@ -47,6 +47,8 @@ GENERATORS = ("random", "numpy.random", "torch")
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 MOST_DRAWN = 1000
 MOST_TIMES = 10_000
+_ZYGOTE = (__package__, str(__package__).rpartition(".")[0])
+"""Packages whose frames belong to the zygote: this one and that of the guarded imports."""
 _TELLING_BYTES = 4
 _NUMBERS = (
     *((os, name) for name in ("getpid", "getpgrp", "getpgid", "getsid")),
@@ -286,7 +288,7 @@ def calling_module(unless: str = "", beyond: str = "") -> str:
 
 
 def is_of_zygote(frame: Any) -> bool:
-    return bool(frame.f_globals.get("__package__") == __package__)
+    return frame.f_globals.get("__package__") in _ZYGOTE
 
 
 def _generator(name: str) -> Any:

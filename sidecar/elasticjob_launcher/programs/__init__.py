@@ -1,0 +1,1 @@
+"""Static analysis of Python programs that may start a launcher themselves. They are not run."""

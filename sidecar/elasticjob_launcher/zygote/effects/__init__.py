@@ -1,0 +1,1 @@
+"""Detection of the lasting effects of an import, which workers would share."""
