@@ -119,6 +119,26 @@ class Restored(NamedTuple):
     lost_seconds: float | None = None
 
 
+class _Wanted(NamedTuple):
+    """Snapshot that a call of `save` takes.
+
+    Args:
+        is_due: False for none.
+        stores: the call returns when the snapshot is in storage.
+        unasked: a planned stop requires it, not the script.
+        keeps: a planned stop requires it in memory.
+        interval: steps between two regular snapshots, if a planned stop requires this one early.
+        is_repeated: the call is another one of the same step.
+    """
+
+    is_due: bool
+    stores: bool
+    unasked: bool
+    keeps: bool
+    interval: int | None
+    is_repeated: bool
+
+
 class Snapshots:
     """Snapshots of the training state; the newest one is restored after a fault.
 
@@ -438,38 +458,53 @@ class Snapshots:
         self._pace.entered(step)
         if self._replication is not None:
             self._replication.saves(step)
-        # A planned stop comes after a step of the optimizers: see `StopCopy.hold`.
-        ends_step = self._stop is None or not self._stop.repeats(step)
-        can_stop = ends_step and not store
-        unasked = can_stop and self._store.is_shared and train.link().stops_unasked()
-        store = bool(store) or unasked
-        keeps = (
-            can_stop and not unasked and self._keeps and train.link().stops_unasked(in_memory=True)
-        )
-        is_early = (unasked or keeps) and step < self._next_step
-        interval = self._interval if is_early else None
-        is_due = store or keeps or step >= self._next_step
+        wanted = self._wanted(step, bool(store))
         if self._stop is not None:
-            state, rank_state = self._held(
-                self._stop, gang, step, state, rank_state, is_due, interval, not ends_step
-            )
+            state, rank_state = self._held(self._stop, gang, step, state, rank_state, wanted)
             self._stop.listen()
-        if not is_due:
+        if not wanted.is_due:
             copies = self._replication
             is_replicating = copies is not None and copies.state is State.RUNNING
             self._pace.left(step, copied=False, is_replicating=is_replicating)
             return False
+        self._take(gang, step, state, rank_state, wanted)
+        self._pace.left(step, copied=True)
+        return True
+
+    def _wanted(self, step: int, store: bool) -> _Wanted:
+        """Return the snapshot that this call of `save` takes, the same on all ranks."""
+        # A planned stop comes after a step of the optimizers: see `StopCopy.hold`.
+        is_repeated = self._stop is not None and self._stop.repeats(step)
+        can_stop = not is_repeated and not store
+        unasked = can_stop and self._store.is_shared and train.link().stops_unasked()
+        keeps = (
+            can_stop and not unasked and self._keeps and train.link().stops_unasked(in_memory=True)
+        )
+        is_early = (unasked or keeps) and step < self._next_step
+        return _Wanted(
+            store or unasked or keeps or step >= self._next_step,
+            store or unasked,
+            unasked,
+            keeps,
+            self._interval if is_early else None,
+            is_repeated,
+        )
+
+    def _take(
+        self, gang: Gang, step: int, state: object, rank_state: object, wanted: _Wanted
+    ) -> None:
+        """Take a snapshot: agree on the next one, encode the parts of this rank, and write them."""
         if self._overlap is not None:
             self._overlap.begin()
         self._memory.examine()
         since, self._taken_at = time.monotonic() - self._taken_at, time.monotonic()
-        if keeps:  # for copies in progress, which no others may follow before their end
+        if wanted.keeps:  # for copies in progress, which no others may follow before their end
             self._await_copies(since, 0.25)
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
-        begins, store_due = self._schedule(gang, step, rank_state is not None, store)
+        begins, store_due = self._schedule(gang, step, rank_state is not None, wanted.stores)
         if self._newest != newest and self._stop is not None:
-            self._rename(self._stop, gang, step, rank_state, interval)
+            self._rename(self._stop, gang, step, rank_state, wanted.interval)
         used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._memory.remove_former(None)
@@ -477,9 +512,8 @@ class Snapshots:
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = self._overlap
-        if store or keeps or (overlap is not None and not overlap.is_possible):
+        if wanted.stores or wanted.keeps or (overlap is not None and not overlap.is_possible):
             overlap = None
-        stage = None if overlap is None else overlap.stage
         version = Version(step, gang.number)
         parted = split(state, rank_state) if self._sharded else None
         if parted is not None:
@@ -487,26 +521,20 @@ class Snapshots:
         is_connected = self._replication is not None
         began += self._compare(gang, rank_state is not None, parted and parted.tensors)
         begins = begins or (self._replication is not None and not is_connected)
-        ranks = 0 if rank_state is None else gang.size
-        part = self._part(version, ranks, interval)._replace(reshards=parted is not None)
-        writes_shared = self._local_rank == 0
-        parts = []
-        # The shared part last: it announces the version.
-        stores = self._store.is_shared and (store or store_due)
+        stores = self._store.is_shared and (wanted.stores or store_due)
         # The first snapshot is encoded in any case, so that a type without an encoding is found.
         has_place = self._memory.buffers is not None or (stores and self._store.folder is not None)
         is_used = has_place or begins or not self._has_encoded
         self._has_encoded = True
-        if rank_state is not None and is_used:
-            parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
-        if writes_shared and is_used:
-            parts.append((part, encode(state, stage)))
-        if overlap is not None:
-            parts = [(part, body._replace(has_changed=overlap.has_changed)) for part, body in parts]
+        parts = []
+        if is_used:
+            part = self._part(version, 0 if rank_state is None else gang.size, wanted.interval)
+            part = part._replace(reshards=parted is not None)
+            parts = self._encoded(gang, part, state, rank_state, overlap)
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(gang, step, has_ended=store_due and not store)
+            self._store.begins(gang, step, has_ended=store_due and not wanted.stores)
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
@@ -519,25 +547,46 @@ class Snapshots:
             overlap.start(functools.partial(self._write_beside, overlap, step, write))
         if self._stop is not None:
             self._stop.taken()
-        lacks_storage = stores and self._store.folder is None and rank_state is not None
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
         self._pace.took(used + time.perf_counter() - began)
-        if store:
-            try:
-                self._store.confirm(gang, gang.number, lacks_storage)
-            except SnapshotError as error:
-                if not unasked:
-                    raise
-                log.error("%s. The job stops without it", error)
-            else:
-                train.checkpointed(step)
-        if keeps:
+        if wanted.stores:
+            lacks_storage = stores and self._store.folder is None and rank_state is not None
+            self._confirm_stored(gang, step, lacks_storage, unasked=wanted.unasked)
+        if wanted.keeps:
             self._await_copies(since, 0.5)
             gang.gather(Exchange.KEPT, b"")  # all ranks have their parts, or cannot write them
             train.link().kept()
-        self._pace.left(step, copied=True)
-        return True
+
+    def _encoded(
+        self, gang: Gang, part: Part, state: object, rank_state: object, overlap: Overlap | None
+    ) -> list[tuple[Part, Body]]:
+        """Return the parts that this rank writes; the shared one last, as it announces the version.
+
+        Args:
+            part: the shared part.
+            overlap: the copy during the next step; None to complete the snapshot at once.
+        """
+        stage = None if overlap is None else overlap.stage
+        parts = []
+        if rank_state is not None:
+            parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
+        if self._local_rank == 0:
+            parts.append((part, encode(state, stage)))
+        if overlap is None:
+            return parts
+        return [(part, body._replace(has_changed=overlap.has_changed)) for part, body in parts]
+
+    def _confirm_stored(self, gang: Gang, step: int, lacks_storage: bool, *, unasked: bool) -> None:
+        """Wait until the snapshot is in storage, and report it as a checkpoint."""
+        try:
+            self._store.confirm(gang, gang.number, lacks_storage)
+        except SnapshotError as error:
+            if not unasked:
+                raise
+            log.error("%s. The job stops without it", error)
+        else:
+            train.checkpointed(step)
 
     def _await_copies(self, since: float, share: float) -> None:
         """Wait before a planned stop for copies on other nodes.
@@ -595,9 +644,7 @@ class Snapshots:
         step: int,
         state: Any,
         rank_state: Any,
-        is_due: bool,
-        interval: int | None,
-        is_repeated: bool,
+        wanted: _Wanted,
     ) -> tuple[Any, Any]:
         """Hold the states for a stop copy if all ranks do; return the states to save."""
         if stop.is_measured:
@@ -612,13 +659,14 @@ class Snapshots:
         ranks = 0 if rank_state is None else gang.size
         version = Version(step, gang.number)
         # The same as that of the regular snapshot, which another rank may complete.
-        if not is_due:
-            interval = self._interval
+        interval = wanted.interval if wanted.is_due else self._interval
         part = self._part(version, ranks, interval)
         own = None if rank_state is None else (gang.rank, rank_state)
         is_taken = self._is_each_step and self._overlap is not None and self._overlap.is_possible
-        earlier = stop.hold(part, self._newest, state, began, own, is_taken=is_taken, is_due=is_due)
-        if not (is_repeated and is_due):
+        earlier = stop.hold(
+            part, self._newest, state, began, own, is_taken=is_taken, is_due=wanted.is_due
+        )
+        if not (wanted.is_repeated and wanted.is_due):
             return state, rank_state
         # All ranks store the states of the same call, also those whose gradients have not grown.
         has_earlier = earlier is not None and (earlier.own is None) == (rank_state is None)
