@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import datetime
 import functools
 import logging
-import os
-import queue
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.snapshots.core.agreement import (
@@ -37,6 +31,13 @@ from elasticjob.train.snapshots.core.exchange import (
     unpack_header,
 )
 from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, allocated, populate
+from elasticjob.train.snapshots.ranks.process_group import (
+    Channel,
+    default_store,
+    leak,
+    present_channel,
+    store_requests,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +49,6 @@ log = logging.getLogger("elasticjob.train")
 
 PATIENCE = datetime.timedelta(seconds=60)
 """Duration of a wait for other ranks after which a rank logs a warning, once in a round."""
-STORE_SECONDS = 5.0
-"""Maximum wait for the store, whose host may be lost."""
 _CHUNK_BYTES = 1 << 30
 _SLICE_BYTES = 1 << 24
 _TRAVELLING = 4
@@ -75,7 +74,7 @@ class Gang:
 
         self.rank, self.size = 0, 1
         self._call, self._step, self._calls = Call.RESTORE, 0, 1
-        self._channel = _Channel(None)
+        self._channel = Channel(None)
         self._has_warned = False
         # Until the ranks have agreed on a number, they find each other's ends under the former one.
         self.number, self._ends, self._has_ended = 0, 0, False
@@ -85,8 +84,8 @@ class Gang:
             former._enters()
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._channel = _channel()
-            _requests.start()
+            self._channel = present_channel()
+            store_requests.start()
 
     def begins(self, number: int) -> None:
         """Set the gang number on which the ranks have agreed."""
@@ -111,10 +110,10 @@ class Gang:
 
     def _note(self, text: str) -> None:
         if self.size > 1:
-            _requests.make(functools.partial(self._set_note, text))
+            store_requests.make(functools.partial(self._set_note, text))
 
     def _set_note(self, text: str) -> None:
-        store = _store()
+        store = default_store()
         store.set(self._key(self.rank), text)
         if text:
             store.add(self._key("count"), 1)
@@ -133,7 +132,7 @@ class Gang:
         found: list[_Ended] = []
 
         def read() -> None:
-            store = _store()
+            store = default_store()
             # Without any note, as at nearly each fault, this is the only request.
             for rank in range(self.size) if store.check([self._key("count")]) else ():
                 key = self._key(rank)
@@ -146,8 +145,8 @@ class Gang:
                     found.append(_Ended(rank, End(end)))
                     return
 
-        if not _requests.is_busy:
-            _requests.make(read)
+        if not store_requests.is_busy:
+            store_requests.make(read)
         return found[0] if found else None
 
     def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
@@ -202,7 +201,7 @@ class Gang:
                 if work.is_completed():
                     break
             if ended := self._ended(is_lost=False):
-                _leak(self._channel.group)
+                leak(self._channel.group)
                 self._channel.unfinished = text_of(self._call, self._step)
                 raise self._error_of(ended)
             if not self._has_warned:
@@ -310,110 +309,11 @@ class Gang:
         )
 
 
-class _Channel:
-    """Group over which the ranks of a process group exchange bytes.
-
-    Args:
-        group: the group; None for the process group itself.
-
-    Attributes:
-        protocol: protocol of all ranks; 0 until they have agreed on one.
-        unfinished: call whose exchange was given up; empty without one. The next exchange would
-            receive its records.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self.protocol = 0
-        self.unfinished = ""
-
-
-_channels: weakref.WeakKeyDictionary[dist.ProcessGroup, _Channel] = weakref.WeakKeyDictionary()
-"""Channel of each process group. A rank that restores again, while another one saves, uses it too:
-they receive each other's calls."""
-
-
-def _channel() -> _Channel:
-    """Return the channel of the present process group. The first call is a collective."""
-    import torch.distributed as dist
-
-    world = dist.group.WORLD
-    assert world is not None
-    found = _channels.get(world)
-    if found is None:
-        group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        found = _channels[world] = _Channel(group)
-    return found
-
-
 class _Ended(NamedTuple):
     """Rank that makes no further call, and the reason."""
 
     rank: int
     end: End
-
-
-class _Requests:
-    """Requests to the store, made one after another by a thread of this process.
-
-    If the host of the store does not answer, a request may not end, and each later one of any
-    thread waits for it. The end of the process must not, and cannot start a thread any more.
-    """
-
-    def __init__(self) -> None:
-        self._pid = 0  # in a fork there is no thread
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]
-        self._last = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread, once in this process."""
-        if self._pid != os.getpid():
-            self._pid, self._waiting = os.getpid(), queue.SimpleQueue()
-            self._last.set()
-            threading.Thread(
-                target=self._run, name="elasticjob-snapshot-calls", daemon=True
-            ).start()
-
-    @property
-    def is_busy(self) -> bool:
-        """True while an earlier request has not ended."""
-        return not self._last.is_set()
-
-    def make(self, request: Callable[[], None]) -> None:
-        """Make a request after those before it; wait for its end at most `STORE_SECONDS`."""
-        if self._pid != os.getpid():
-            return
-        # Without an answer to an earlier request there is none to this one in time.
-        seconds = 0.0 if self.is_busy else STORE_SECONDS
-        self._last = threading.Event()
-        self._waiting.put((request, self._last))
-        self._last.wait(seconds)
-
-    def _run(self) -> None:
-        while True:
-            request, is_made = self._waiting.get()
-            # No exchange, and no connection or function of the process group, may be left.
-            with contextlib.suppress(Exception):
-                request()
-            del request  # with the gang, and its group
-            is_made.set()
-
-
-_requests = _Requests()
-
-
-def _store() -> dist.Store:
-    """Return the store of the process group, which needs no collective."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
-
-
-def _leak(group: dist.ProcessGroup | None) -> None:
-    """Keep a group with a collective that does not end: its destructor would wait for it."""
-    import torch.distributed as dist
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group or dist.group.WORLD))
 
 
 class _Read:
@@ -453,13 +353,6 @@ class _Read:
             self._reading = None
         except CorruptSnapshot as error:
             self._reading, self._error = None, error
-
-
-def group_size() -> int | None:
-    """Return the number of ranks of the process group; None if there is none."""
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
 def streams(plan: Plan, ranks: int) -> bool:
