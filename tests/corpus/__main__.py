@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.integration.etcd_server import EtcdServer
 
 MEASURED = Path(__file__).with_name("measured.json")
 PAGE = ROOT / "docs" / "warm-start-corpus.md"
+OTHERS = Path(__file__).with_name("other_packages.md")
 RUNS = ROOT / "build" / "corpus"
 MOST_COLD_RUNS = 2
 _KEEPING = threading.Lock()
@@ -38,6 +40,11 @@ def measured() -> dict[str, Result]:
     """Return the results so far."""
     kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     return {name: Result(**one) for name, one in kept.items()}
+
+
+def document(results: Mapping[str, Result]) -> str:
+    """Return the page of these results."""
+    return page(packages(), programs(), results, OTHERS.read_text())
 
 
 def version(package: Subject) -> str:
@@ -110,7 +117,7 @@ def main() -> int:
     results = measured()
     known: list[Subject] = [*packages(), *programs()]
     if asked.page:
-        PAGE.write_text(page(packages(), programs(), results))
+        PAGE.write_text(document(results))
         return 0
     unknown = set(asked.names) - {one.name for one in known}
     if unknown:
@@ -150,7 +157,7 @@ def _keep(package: Subject, one: Result) -> None:
         results = {**measured(), package.name: one}
         kept = {name: each.as_json() for name, each in sorted(results.items())}
         MEASURED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        PAGE.write_text(page(packages(), programs(), results))
+        PAGE.write_text(document(results))
 
 
 def _print_result(package: Subject, one: Result) -> None:

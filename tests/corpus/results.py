@@ -17,18 +17,36 @@ MOST_LETTERS = 160
 HEAD = """\
 # Packages that were compared, cold and warm
 
-`make corpus` runs a job for each of these packages without warm start and with it, at the versions
-in `tests/corpus/environments/large.txt`: two nodes, two workers a node, two rounds. All workers
-import the package and use it a little; in the first round one of them fails then, in the second one
-worker of each node ends before the other uses the package again. Compared are exit codes, files and
-folders made and left, processes left, descriptors, threads, children, sizes of thread pools, the
-environment (also as C code sees it), random numbers with and without a seed, values that modules
-keep (identifiers, generators), signal handlers, `sys.path`, import hooks, warning filters, logging,
-functions called at exit, and output. What varies between two cold runs counts as no difference.
+Comparison of cold and warm jobs for packages that training scripts import.
+
+## Procedure
+
+`make corpus` runs a job for each package without warm start and with it, at the versions in
+`tests/corpus/environments/large.txt`: two nodes, two workers a node, two rounds.
+
+1. All workers import the package and use it a little.
+2. In the first round one of them fails then.
+3. In the second round one worker of each node ends before the other uses the package again.
+
+These aspects of the cold and the warm job are compared:
+
+| aspect | parts |
+|---|---|
+| end | exit codes, output, functions called at exit, processes left |
+| files | files and folders made and left |
+| process | descriptors, threads, children, sizes of thread pools, signal handlers |
+| environment | variables, also as C code sees them |
+| random values | random numbers with and without a seed |
+| values that modules keep | identifiers, generators |
+| interpreter | `sys.path`, import hooks, warning filters, logging |
+
+Variation between two cold runs counts as no difference.
 
 The properties in [warm-start.md](warm-start.md#differences-in-a-forked-worker) hold for all
 packages and are not listed here. "Left to the worker" are the modules that the guard does not
 preload: each worker imports them itself.
+
+## Packages of the corpus
 """
 
 PROGRAMS = """\
@@ -94,13 +112,19 @@ def trouble_of(cold: Mapping[str, Any]) -> str:
 
 
 def page(
-    known: Sequence[Package], programs: Sequence[Program], results: Mapping[str, Result]
+    known: Sequence[Package],
+    programs: Sequence[Program],
+    results: Mapping[str, Result],
+    others: str = "",
 ) -> str:
-    """Return the document: the packages, then the programs that combine some."""
+    """Return the document: the packages, the programs that combine some, then the other ones.
+
+    `others` is the section of the packages that the corpus does not run.
+    """
     text = f"{HEAD}\n{_table('package', known, results)}"
     if any(one.name in results for one in programs):
         text += f"\n{PROGRAMS}\n{_table('program', programs, results)}"
-    return text
+    return f"{text}\n{others}" if others else text
 
 
 def _table(kind: str, known: Sequence[Subject], results: Mapping[str, Result]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scripts.environment import LOCKS
-from tests.corpus.__main__ import PAGE, measured, version
+from tests.corpus.__main__ import OTHERS, PAGE, document, measured, version
 from tests.corpus.compare import Difference
 from tests.corpus.manifest import (
     LISTS,
@@ -123,9 +123,15 @@ def test_programs_have_a_table_of_their_own() -> None:
     assert "## Programs" not in page([], [program], {})
 
 
+def test_packages_outside_the_corpus_follow_its_results() -> None:
+    text = page([Package("a", "a", "import a", "", False)], [], {}, "## Others\n")
+    assert text.endswith("\nNot run yet: a.\n\n## Others\n")
+    assert document({}).endswith(OTHERS.read_text())
+
+
 def test_page_is_generated_from_results() -> None:
     """Command that updates the page: python -m tests.corpus --page."""
-    assert PAGE.read_text() == page(packages(), programs(), measured())
+    assert PAGE.read_text() == document(measured())
 
 
 def test_results_have_the_pinned_versions() -> None:
