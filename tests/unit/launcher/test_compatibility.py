@@ -30,14 +30,15 @@ LIBRARY = sorted(Path(elasticjob.__file__).parent.rglob("*.py"))
 FRAMEWORKS = [
     Path(elasticjob.__file__).parent / "train" / name
     for name in (
-        "integrations.py",
-        "codec.py",
         "data.py",
-        "gang.py",
-        "held_state.py",
         "initialization.py",
-        "overlap.py",
-        "sharding.py",
+        "integrations.py",
+        "snapshots/ranks/gang.py",
+        "snapshots/ranks/torch_group.py",
+        "snapshots/state/codec.py",
+        "snapshots/state/held_state.py",
+        "snapshots/state/overlap.py",
+        "snapshots/state/sharding.py",
     )
 ]  # fmt: skip
 """Modules that import a framework in the functions that need it."""

@@ -10,7 +10,7 @@ import pytest
 
 from elasticjob.train import SnapshotError
 from elasticjob.train.snapshots.core.exchange import SAME_CALLS, End, Exchange
-from elasticjob.train.snapshots.ranks import process_group
+from elasticjob.train.snapshots.ranks import torch_group
 from elasticjob.train.snapshots.ranks.gang import Gang
 from tests.unit.train.waiting import PATIENCE_SECONDS, until
 
@@ -49,10 +49,10 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     found = Store()
-    monkeypatch.setattr(process_group, "default_store", lambda: found)
-    monkeypatch.setattr(process_group, "store_requests", process_group.Requests())
-    process_group.store_requests.start()
-    monkeypatch.setattr(process_group, "STORE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(torch_group, "default_store", lambda: found)
+    monkeypatch.setattr(torch_group, "store_requests", torch_group.Requests())
+    torch_group.store_requests.start()
+    monkeypatch.setattr(torch_group, "STORE_SECONDS", PATIENCE_SECONDS)
     yield found
     found.answers.set()
 
@@ -74,7 +74,7 @@ def saving(rank: int, size: int = 2) -> Gang:
 def test_end_does_not_wait_for_a_store_without_an_answer(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "STORE_SECONDS", 0.01)
+    monkeypatch.setattr(torch_group, "STORE_SECONDS", 0.01)
     store.answers.clear()
     rank_of(0).ends(End.CLOSE)
     rank_of(0).ends(End.CLOSE)
@@ -101,10 +101,10 @@ def test_end_without_a_store_is_no_error(
     def fail() -> Store:
         raise error
 
-    monkeypatch.setattr(process_group, "default_store", fail)
+    monkeypatch.setattr(torch_group, "default_store", fail)
     rank_of(0).ends(End.CLOSE)
     assert saving(1)._ended(is_lost=True) is None
-    monkeypatch.setattr(process_group, "default_store", lambda: store)
+    monkeypatch.setattr(torch_group, "default_store", lambda: store)
     rank_of(0).ends(End.CLOSE)
     assert saving(1)._ended(is_lost=True) == (0, End.CLOSE)
 
@@ -112,14 +112,14 @@ def test_end_without_a_store_is_no_error(
 def test_second_read_of_the_notes_waits_for_the_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "STORE_SECONDS", 0.01)
+    monkeypatch.setattr(torch_group, "STORE_SECONDS", 0.01)
     store.answers.clear()
     waiting = saving(1)
     assert waiting._ended(is_lost=False) is None
     until(lambda: store.requests == ["check"])
     assert waiting._ended(is_lost=False) is None
     store.answers.set()
-    until(lambda: not process_group.store_requests.is_busy)
+    until(lambda: not torch_group.store_requests.is_busy)
     assert store.requests == ["check"]
 
 

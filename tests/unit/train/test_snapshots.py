@@ -108,13 +108,6 @@ def trained() -> dict[str, Any]:
         [["tensor", []], ["bytes", "x"]],
     ],
 )
-def test_errors_have_their_public_name_in_tracebacks_and_pickles() -> None:
-    for error in (SnapshotError("lost"), train.RankEndedError("ended")):
-        name = type(error).__name__
-        assert traceback.format_exception_only(error)[-1].startswith(f"elasticjob.train.{name}: ")
-        assert type(pickle.loads(pickle.dumps(error))) is type(error)
-
-
 def test_state_is_restored_bitwise(memory: Path, state: Any) -> None:
     if state is trained:  # not at the collection: optimizers import torch._dynamo
         state = trained()
@@ -1158,3 +1151,10 @@ def test_replication_after_close_keeps_the_copies_that_were_confirmed(
     monkeypatch.setattr(new, "gather", lambda *_, **__: [])
     snapshots._replicates(new)
     assert third.calls == ["restored"]
+
+
+def test_errors_have_their_public_name_in_tracebacks_and_pickles() -> None:
+    for error in (SnapshotError("lost"), train.RankEndedError("ended")):
+        name = type(error).__name__
+        assert traceback.format_exception_only(error)[-1].startswith(f"elasticjob.train.{name}: ")
+        assert type(pickle.loads(pickle.dumps(error))) is type(error)

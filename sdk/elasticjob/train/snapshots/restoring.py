@@ -42,7 +42,7 @@ from elasticjob.train.snapshots.memory.part_files import (
 )
 from elasticjob.train.snapshots.memory.reached_step import InStorage, in_storage_of
 from elasticjob.train.snapshots.ranks.gang import Gang, streams
-from elasticjob.train.snapshots.ranks.process_group import group_size
+from elasticjob.train.snapshots.ranks.torch_group import group_size
 from elasticjob.train.snapshots.state.codec import decode
 from elasticjob.train.snapshots.state.sharding import Assembly, ShapeMismatch, Shard, own_state
 from elasticjob.train.snapshots.storage.calls import StoredOffer, called

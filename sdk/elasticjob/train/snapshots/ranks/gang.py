@@ -31,7 +31,7 @@ from elasticjob.train.snapshots.core.exchange import (
     unpack_header,
 )
 from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot, allocated, populate
-from elasticjob.train.snapshots.ranks import process_group
+from elasticjob.train.snapshots.ranks import torch_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ class Gang:
 
         self.rank, self.size = 0, 1
         self._call, self._step, self._calls = Call.RESTORE, 0, 1
-        self._channel = process_group.Channel(None)
+        self._channel = torch_group.Channel(None)
         self._has_warned = False
         # Until the ranks have agreed on a number, they find each other's ends under the former one.
         self.number, self._ends, self._has_ended = 0, 0, False
@@ -78,8 +78,8 @@ class Gang:
             former._enters()
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._channel = process_group.present_channel()
-            process_group.store_requests.start()
+            self._channel = torch_group.present_channel()
+            torch_group.store_requests.start()
 
     def begins(self, number: int) -> None:
         """Set the gang number on which the ranks have agreed."""
@@ -104,10 +104,10 @@ class Gang:
 
     def _note(self, text: str) -> None:
         if self.size > 1:
-            process_group.store_requests.make(functools.partial(self._set_note, text))
+            torch_group.store_requests.make(functools.partial(self._set_note, text))
 
     def _set_note(self, text: str) -> None:
-        store = process_group.default_store()
+        store = torch_group.default_store()
         store.set(self._key(self.rank), text)
         if text:
             store.add(self._key("count"), 1)
@@ -126,7 +126,7 @@ class Gang:
         found: list[_Ended] = []
 
         def read() -> None:
-            store = process_group.default_store()
+            store = torch_group.default_store()
             # Without any note, as at nearly each fault, this is the only request.
             for rank in range(self.size) if store.check([self._key("count")]) else ():
                 key = self._key(rank)
@@ -139,8 +139,8 @@ class Gang:
                     found.append(_Ended(rank, End(end)))
                     return
 
-        if not process_group.store_requests.is_busy:
-            process_group.store_requests.make(read)
+        if not torch_group.store_requests.is_busy:
+            torch_group.store_requests.make(read)
         return found[0] if found else None
 
     def gather(self, exchange: Exchange, content: bytes) -> list[memoryview]:
@@ -195,7 +195,7 @@ class Gang:
                 if work.is_completed():
                     break
             if ended := self._ended(is_lost=False):
-                process_group.leak(self._channel.group)
+                torch_group.leak(self._channel.group)
                 self._channel.unfinished = text_of(self._call, self._step)
                 raise self._error_of(ended)
             if not self._has_warned:
