@@ -44,7 +44,8 @@ def test_named_test_exists(file: str, test: str) -> None:
 
 def test_every_defence_names_a_test() -> None:
     section = PAGE.partition("\n## Defences\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if line != "| claim | test |"]
     assert len(rows) > 20
     for row in rows:
         claim, shown = row.strip("| ").split(" | ")

@@ -15,10 +15,11 @@ from types import ModuleType, SimpleNamespace
 import elasticjob_torchrun
 import pytest
 
+from elasticjob_launcher.app import Launcher
 from elasticjob_launcher.programs import program_files
 from elasticjob_launcher.programs.nested_launches import find_nested_launch
 from elasticjob_launcher.programs.program_check import ProgramError, find_in_command, node_launch
-from elasticjob_launcher.settings import read_settings
+from elasticjob_launcher.settings import NESTED, read_settings
 
 
 def found(folder: Path, source: str, name: str = "run_all.py") -> tuple[int, str] | None:
@@ -559,3 +560,13 @@ def test_first_worker_of_a_node_may_start_a_job_of_its_own(
             creators["c10d"]("x")
     else:
         assert creators["c10d"]("x") == "x"
+    monkeypatch.setenv(elasticjob_torchrun.NESTED, "allow")
+    assert creators["c10d"]("x") == "x"
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "refuse"), ({NESTED: "allow"}, "allow")])
+def test_value_of_the_container_decides_on_a_launcher_inside_of_a_worker(
+    given: dict[str, str], found: str
+) -> None:
+    settings = read_settings(["--check", "--", "true"], {"ELASTICJOB_SNAPSHOT_VOLUME": "off"})
+    assert Launcher(settings, given)._env[NESTED] == found

@@ -61,7 +61,7 @@ def mappings(holder: Json, name: str, location: Location) -> list[Json]:
 OWN_VARIABLES = "ELASTICJOB_"
 USERS_VARIABLES = frozenset(
     {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
-    | {"ELASTICJOB_COUNT_SECONDS", "ELASTICJOB_TOPOLOGY_DOMAIN"}
+    | {"ELASTICJOB_COUNT_SECONDS", "ELASTICJOB_NESTED_LAUNCH", "ELASTICJOB_TOPOLOGY_DOMAIN"}
 )
 """Variables with this prefix that users may set."""
 _EVERY_POD = {

@@ -18,6 +18,7 @@ from elasticjob_agent.settings import (
 )
 from elasticjob_launcher import devices
 from elasticjob_launcher.settings import (
+    NESTED,
     OWN_VARIABLES,
     SettingsError,
     read_settings,
@@ -121,7 +122,12 @@ def test_users_may_name_the_topology_domain_for_the_script() -> None:
     assert worker_environment({name: "rack-1"}) == {name: "rack-1"}
 
 
-@pytest.mark.parametrize("name", sorted(USERS_VARIABLES - {"ELASTICJOB_TOPOLOGY_DOMAIN"}))
+def test_users_may_allow_a_launcher_inside_of_a_worker() -> None:
+    check_template({"containers": [{"name": "t", "env": [{"name": NESTED}]}]}, "t")
+    assert worker_environment({NESTED: "allow"}) == {NESTED: "allow"}
+
+
+@pytest.mark.parametrize("name", sorted(USERS_VARIABLES - {"ELASTICJOB_TOPOLOGY_DOMAIN", NESTED}))
 def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
     check_template({"containers": [{"name": "t", "env": [{"name": name}]}]}, "t")
     with pytest.raises(SettingsError, match=name):
