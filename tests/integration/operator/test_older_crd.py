@@ -4,7 +4,6 @@ values that the operator does not know."""
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from tests.integration.operator_rig import Namespace, Operator, alone_in
 Json = dict[str, Any]
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
 WRITES = "elasticjob_status_writes_total"
+WANTED: Json = {"wantedNodes": 1}
+PAUSED: Json = {"phase": "Paused"}
 LACKING = (
     "the CRD of ElasticJob is older than the operator and lacks status.conditions.Resizing, "
     "status.pods.desired, status.wantedNodes: apply crds/elasticjobs.elasticjob.dev.yaml of the "
@@ -36,19 +37,30 @@ def crds() -> tuple[Json, Json, Json]:
     return definition, changed, schema["properties"]["status"]
 
 
-def define(server: ApiServer, namespace: str, definition: Json, *, complete: bool) -> None:
-    """Replace the CRD; return once the server keeps the fields of its schema."""
+def define(
+    server: ApiServer, namespace: str, definition: Json, status: Json, *, is_stored: bool
+) -> None:
+    """Replace the CRD; return once the server applies its schema.
+
+    Args:
+        status: status that only one of the two schemas lets the server store.
+        is_stored: True if it is the new one.
+    """
     present = server.request("GET", DEFINITION)
     server.request("PUT", DEFINITION, {**present, "spec": definition["spec"]})
     path = ELASTICJOBS_PATH.format(namespace)
-    name = f"probe-{int(complete)}"
+    name = f"probe-{int(is_stored)}"
     server.request("POST", path, elasticjob(name))
 
     def is_served() -> bool:
-        # Another value each time: the answer to an unchanged object may be that of the old schema.
-        status = {"wantedNodes": time.time_ns() % 1000 + 1, "restarts": time.time_ns() % 1000}
-        written = server.patch(f"{path}/{name}/status", {"status": status})
-        return ("wantedNodes" in (written.get("status") or {})) == complete
+        # The server also accepts the values that an object has already: nothing is stored.
+        try:
+            written = server.patch(f"{path}/{name}/status?dryRun=All", {"status": status})
+        except Refused as error:
+            if error.status != 422:
+                raise
+            return not is_stored
+        return (status.items() <= written.get("status", {}).items()) == is_stored
 
     wait_until(is_served, "the changed CRD")
     server.request("DELETE", f"{path}/{name}")
@@ -63,10 +75,10 @@ def older_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
     types = status["properties"]["conditions"]["items"]["properties"]["type"]["enum"]
     types.remove("Resizing")
     try:
-        define(api_server, namespace, older, complete=False)
+        define(api_server, namespace, older, WANTED, is_stored=False)
         yield
     finally:
-        define(api_server, namespace, definition, complete=True)
+        define(api_server, namespace, definition, WANTED, is_stored=True)
 
 
 def test_status_with_dropped_fields_is_written_once_and_reported_once(
@@ -121,12 +133,11 @@ def newer_crd(api_server: ApiServer, namespace: str) -> Iterator[None]:
     status["properties"]["phase"]["enum"].append("Paused")
     status["properties"]["conditions"]["items"]["properties"]["type"]["enum"].append("QuotaLow")
     status["properties"]["launch"]["properties"]["reason"]["enum"].append("Guessed")
-    present = api_server.request("GET", DEFINITION)
     try:
-        api_server.request("PUT", DEFINITION, {**present, "spec": newer["spec"]})
+        define(api_server, namespace, newer, PAUSED, is_stored=True)
         yield
     finally:
-        define(api_server, namespace, definition, complete=True)
+        define(api_server, namespace, definition, PAUSED, is_stored=False)
 
 
 def test_status_of_a_later_release_is_replaced_after_a_rollback(
@@ -143,18 +154,7 @@ def test_status_of_a_later_release_is_replaced_after_a_rollback(
     ended = {**later, "conditions": [*later["conditions"], {**low, "type": "Finished"}]}
     for name, status in (("job", later), ("ended", {**ended, "completionTime": at.popitem()[1]})):
         ns.create_job(name, maxNodes=1, nodes=1)
-        path = ns.path("elasticjobs", name) + "/status"
-
-        def is_written(path: str = path, status: Json = status) -> bool:
-            try:
-                ns.server.patch(path, {"status": status})
-            except Refused as error:
-                if error.status == 422:
-                    return False  # the API server has the former schema
-                raise
-            return True
-
-        wait_until(is_written, "the changed CRD")
+        ns.server.patch(ns.path("elasticjobs", name) + "/status", {"status": status})
     with Operator(tmp_path, api_server, newest_etcd, options=options).running() as operator:
         ns.await_status(pods=1, phase="Pending")
         ns.await_status("ended", phase="Failed")
