@@ -59,7 +59,7 @@ def one(rank, settings, last):
         snapshots.save(step, {"x": torch.full((1000,), step)},
                        torch.full((200_000,), rank).index_fill(0, torch.tensor(1), step))
         copies = snapshots._replication
-        while step <= stays and copies is not None and copies.state == State.RUNNING:
+        while copies is not None and copies.state == State.RUNNING:
             time.sleep(0.01)
         if step == closes:
             snapshots.close()  # the next save begins again

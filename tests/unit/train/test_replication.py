@@ -419,13 +419,13 @@ def test_copy_without_room_is_refused_and_logged_once(
     assert caplog.text.count("cannot hold a copy of rank 1: No space left") == 1
 
 
-class Refused:
-    """Replication of a rank whose peer refuses its copies."""
+class Failing:
+    """Replication of a rank whose copies to its peer fail."""
 
-    def __init__(self, folder: Path, address: tuple[str, int]) -> None:
+    def __init__(self, folder: Path, address: tuple[str, int], key: bytes) -> None:
         self.memory = MemoryBuffers(folder, 0)
         self.replication = Replication(Gang(), folder, 0, Settings(1, RATE, False))
-        self.replication._key, self.replication._addresses = KEY, [address]
+        self.replication._key, self.replication._addresses = key, [address]
         self.replication._receivers = (0,)
 
     def copies(self, step: int) -> None:
@@ -436,46 +436,72 @@ class Refused:
         assert self.replication.state is State.FAILED
 
 
-@pytest.fixture
-def refused(tmp_path: Path, address: tuple[str, int]) -> Iterator[Refused]:
-    found = Refused(tmp_path, address)  # the peer receives those of rank 1 alone
-    yield found
-    found.replication.close()
+FAILURES = {
+    "refused": "rank 0: the peer refused the copy",  # it receives those of rank 1 alone
+    "broken off": "rank 0: the connection ended after 0 of 33 bytes",
+    "ended": "rank 0: [Errno 111] Connection refused",
+}
+
+
+@pytest.fixture(params=FAILURES)
+def failing(
+    request: pytest.FixtureRequest, tmp_path: Path, address: tuple[str, int]
+) -> Iterator[tuple[Failing, str]]:
+    key = b"x" * 32 if request.param == "broken off" else KEY
+    with socket.socket() as ended:
+        ended.bind(("127.0.0.1", 0))  # it does not listen
+        to = ended.getsockname() if request.param == "ended" else address
+        found = Failing(tmp_path, to, key)
+        yield found, FAILURES[request.param]
+        found.replication.close()
 
 
 @pytest.mark.parametrize("later", [(), (10,), (10, 11), (10, 11, 11)])
-def test_copy_that_is_refused_at_the_end_of_a_training_is_no_warning(
-    refused: Refused, caplog: pytest.LogCaptureFixture, later: tuple[int, ...]
+def test_copy_that_fails_as_the_peer_ends_is_no_warning(
+    failing: tuple[Failing, str], caplog: pytest.LogCaptureFixture, later: tuple[int, ...]
 ) -> None:
-    """The peer may be ahead by a step, and have called `close`."""
-    refused.replication.saves(10)
-    refused.copies(10)
+    """The peer may be ahead by a step, and have called `close`, or it was killed."""
+    caplog.set_level(logging.DEBUG, "elasticjob.train")
+    rank, text = failing
+    rank.replication.saves(10)
+    rank.copies(10)
     for step in later:
-        refused.replication.saves(step)
-    refused.replication.close()
-    assert not caplog.records
+        rank.replication.saves(step)
+    rank.replication.close()
+    own = [record for record in caplog.records if "cannot copy a snapshot" in record.message]
+    assert [(record.levelname, text in record.message) for record in own] == [("DEBUG", True)]
 
 
 @pytest.mark.parametrize("goes_on", ["two steps", "another copy"])
-def test_copy_that_is_refused_during_a_training_is_one_warning(
-    refused: Refused, caplog: pytest.LogCaptureFixture, goes_on: str
+def test_copy_that_fails_during_a_training_is_one_warning(
+    failing: tuple[Failing, str], caplog: pytest.LogCaptureFixture, goes_on: str
 ) -> None:
-    refused.replication.saves(10)
-    refused.copies(10)
+    rank, text = failing
+    rank.replication.saves(10)
+    rank.copies(10)
     for step in (11, 12, 13, 14) if goes_on == "two steps" else ():
-        refused.replication.saves(step)
+        rank.replication.saves(step)
     for step in (14, 18):
-        refused.copies(step)
-    text = "cannot copy a snapshot to another node: rank 0: the peer refused the copy"
-    assert caplog.text.count(text) == len(caplog.records) == 1
+        rank.copies(step)
+    [record] = caplog.records
+    assert record.message.startswith(f"cannot copy a snapshot to another node: {text}. The state")
 
 
-def test_copy_with_another_error_is_a_warning_at_once(
-    refused: Refused, caplog: pytest.LogCaptureFixture
+def test_copy_without_own_memory_is_a_warning_at_once(
+    tmp_path: Path,
+    address: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    refused.replication._key = b"x" * 32
-    refused.copies(10)
-    assert "cannot copy a snapshot to another node: rank 0: the connection ended" in caplog.text
+    rank = Failing(tmp_path, address, KEY)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rank.replication, "_kept_here", full)
+    rank.copies(10)
+    rank.replication.close()
+    assert "cannot copy a snapshot to another node: [Errno 28] No space left" in caplog.text
 
 
 def test_sender_keeps_to_its_rate(address: tuple[str, int]) -> None:

@@ -76,10 +76,6 @@ class PeerError(OSError):
     """Peer that did not prove the round's key, or refused a copy."""
 
 
-class CopyRefused(PeerError):
-    """Error of a copy that a peer refused, for example because its training has ended."""
-
-
 class CommittedPart:
     """Part in a file of this node, whose content is read piece by piece.
 
@@ -456,7 +452,7 @@ def _expect(link: socket.socket, key: bytes, nonce: bytes, expected: bytes) -> N
     if not hmac.compare_digest(found[1:], _mac(key, b"reply", nonce, found[:1])):
         raise PeerError("the peer does not have the key of this round")
     if found[:1] != expected:
-        raise CopyRefused("the peer refused the copy")
+        raise PeerError("the peer refused the copy")
 
 
 def _received(

@@ -37,7 +37,6 @@ from elasticjob.train.snapshots.ranks.links import (
     END_SECONDS,
     MAX_CONNECTIONS,
     CommittedPart,
-    CopyRefused,
     PeerError,
     Receiver,
     StepSender,
@@ -98,7 +97,7 @@ class Replication:
         self._state = State.IDLE
         self._sender: threading.Thread | None = None
         self._is_logged = self._has_dropped = False
-        self._refused: CopyRefused | None = None  # not logged yet
+        self._failed: PeerError | None = None  # not logged yet
         self._step, self._later = layout.NO_STEP, 0  # of this rank; number of those after it
         self.generations = Generations()
         self._listener = _listener()
@@ -179,17 +178,18 @@ class Replication:
         self._sender.start()
 
     def saves(self, step: int) -> None:
-        """Log a refused copy at the second step after it.
+        """Log a failed copy at the second step after it.
 
-        At the end of a training, a peer that is ahead by one step refuses copies of ranks that have
-        not called `close` yet. This is not an error: there is no second step then.
+        A peer whose process ends breaks off its copies, and at the end of a training one that is
+        ahead by one step refuses those of ranks that have not called `close` yet. Neither is an
+        error, and there is no second step then: all members take it together.
         """
         if step == self._step:
             return
         self._step, self._later = step, self._later + 1
-        if self._refused is not None and self._later > 1:
-            refused, self._refused = self._refused, None
-            self._warn(refused)
+        if self._failed is not None and self._later > 1:
+            failed, self._failed = self._failed, None
+            self._warn(failed)
 
     def send_step(self, part: Part, body: Body) -> None:
         """Copy this rank's own part of a step in the background, outside the generations.
@@ -234,10 +234,11 @@ class Replication:
             state = State.DONE
         except CorruptSnapshot as error:  # a newer snapshot has taken its place
             log.debug("cannot copy a snapshot to other nodes: %s", error)
-        except CopyRefused as error:
-            if self._refused is not None:  # the ranks have begun another generation since
+        except PeerError as error:
+            log.debug("cannot copy a snapshot: %s", error)
+            if self._failed is not None:  # the ranks have begun another generation since
                 self._warn(error)
-            self._later, self._refused = 0, error
+            self._later, self._failed = 0, error
         except OSError as error:
             self._warn(error)
         finally:
@@ -282,8 +283,7 @@ class Replication:
                 send(self._addresses[rank], self._key, part, body, keep, self._rate)
             except OSError as error:
                 reason = str(error) or type(error).__name__
-                kind = CopyRefused if isinstance(error, CopyRefused) else PeerError
-                raise kind(f"rank {rank}: {reason}") from error
+                raise PeerError(f"rank {rank}: {reason}") from error
 
 
 def domains(places: Sequence[tuple[str, str]]) -> list[str]:
