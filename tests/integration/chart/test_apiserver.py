@@ -317,6 +317,17 @@ def test_user_without_service_or_budget_permission_gets_none_by_a_job(
     server.request(
         "PATCH", f"{path}/kept", {"spec": {"maxNodes": 1}}, user=NOBODY, content_type=merge
     )
+    # Without minNodes its default, maxNodes, is the size of the budget.
+    fixed = sized("fixed")
+    del fixed["spec"]["minNodes"]
+    server.request("POST", path, fixed)
+    server.request(
+        "PATCH", f"{path}/fixed", {"spec": {"nodes": 2}}, user=NOBODY, content_type=merge
+    )
+    with pytest.raises(Refused, match="create poddisruptionbudgets"):
+        server.request(
+            "PATCH", f"{path}/fixed", {"spec": {"maxNodes": 3}}, user=NOBODY, content_type=merge
+        )
     allow(server, namespace, "poddisruptionbudgets", "policy")
     server.request("DELETE", f"{path}/kept")
     await_answer(server, namespace, "")
