@@ -30,6 +30,7 @@ from elasticjob_cli import errors
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.etcd import free_ports
 from elasticjob_cli.output import final_summary, show_text
+from elasticjob_cli.usage_errors import Command
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.agent")
@@ -137,6 +138,24 @@ class Choice:
 
 CONTEXT = {"allow_interspersed_args": False}
 """Click settings: every argument after the script belongs to the script."""
+
+
+class AgentCommand(Command):
+    """Command that drops a `--` right after the script, unless one precedes the script.
+
+    torchrun's parser, argparse, does so, and scripts without positional arguments depend on it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        before = tuple(args)
+        rest = super().parse_args(ctx, args)
+        words = tuple(ctx.params["command"] or ())
+        if words[1:2] == ("--",) and before[-len(words) - 1 : -len(words)] != ("--",):
+            ctx.params["command"] = (words[0], *words[2:])
+        return rest
+
+
+COMMAND_CLASS = AgentCommand
 
 
 def agent(

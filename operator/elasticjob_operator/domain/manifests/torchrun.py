@@ -157,13 +157,16 @@ def unwrap(launcher: Launcher, words: Sequence[str], workers: int | str | None =
 
 
 def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tuple[str, ...]]:
-    """Split words into options and the rest."""
+    """Split words into options and the rest.
+
+    As the launchers' parser, argparse, does, drop the first `--` before or right after the script.
+    """
     left = list(words)
     options: list[_Option] = []
     while left and left[0].startswith("-"):
         text = left.pop(0)
         if text == "--":
-            break
+            return options, tuple(left)
         name, value, attached = _split(text)
         if name in launcher.valued and not attached:
             if not left:
@@ -171,6 +174,8 @@ def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tu
             value = left.pop(0)
             text = f"{text} {value}"
         options.append(_Option(name, value, text))
+    if left[1:2] == ["--"]:
+        del left[1]
     return options, tuple(left)
 
 

@@ -90,6 +90,12 @@ def test_arguments_stay_where_the_kubelet_expands_them() -> None:
         ("torchrun --module pkg.train", "python3", "python3 -u -m pkg.train"),
         ("torchrun --no-python ./train --x", "python3", "./train --x"),
         ("torchrun --nproc-per-node=$(N) -- train.py", "python3", "python3 -u train.py"),
+        ("torchrun train.py -- --x --", "python3", "python3 -u train.py --x --"),
+        ("torchrun --nnodes=1 -m pkg.train -- -- x", "python3", "python3 -u -m pkg.train -- x"),
+        ("torchrun -- train.py -- --x", "python3", "python3 -u train.py -- --x"),
+        ("torchrun train.py --x -- y", "python3", "python3 -u train.py --x -- y"),
+        ("torchrun --no-python ./train -- --x", "python3", "./train --x"),
+        ("accelerate launch train.py -- --x", "python3", "python3 -u train.py --x"),
         (
             "/opt/conda/bin/torchrun train.py",
             "/opt/conda/bin/python",
