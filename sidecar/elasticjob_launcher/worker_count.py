@@ -104,13 +104,13 @@ def torchrun_word(word: str) -> str:
 
 def _missing(word: str, devices: Devices) -> str:
     what = "accelerator" if word == GPU else f"{word} device"
-    where = f"torch {devices.torch} finds none in this container"
+    where = f"torch {devices.torch} finds none"
     if not devices.torch:
-        where = "torch is not installed in this container, and there are no device files"
+        where = "torch is not installed, and there are no device files"
     note = f"; {devices.note}" if devices.note else ""
     return (
-        f"nprocPerNode is {word}, but there is no {what}: {where}{note}. Request one in the "
-        "container's resources, or set nprocPerNode to auto, cpu or a number"
+        f"nprocPerNode is {word}, but there is no {what}: {where}{note}. Set it to auto, cpu or a "
+        "number; in a pod, the container's resources may request one"
     )
 
 

@@ -159,7 +159,7 @@ def test_environment_of_the_command_applies_to_the_count(
         ("", "8x", "nprocPerNode must be auto, gpu, cpu or a number, got '8x'"),
         ("", "0", "must be from 1 to 1024, got 0"),
         ("", "5/2", "5 processes cannot be divided evenly among 2 machines"),
-        (NO_TORCH, "gpu", "torch is not installed in this container"),
+        (NO_TORCH, "gpu", "torch is not installed, and there are no device files. Set it"),
         ("import libcuda_missing", "auto", "No module named 'libcuda_missing'"),
         ("raise OSError('libcudart.so.12: cannot open')", "auto", "libcudart.so.12: cannot open"),
         ("import os, sys; sys.stderr.write('Xid 79'); os.abort()", "gpu", "signal 6: Xid 79"),

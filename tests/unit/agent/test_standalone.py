@@ -328,8 +328,12 @@ def test_rendezvous_defaults() -> None:
 
 def test_workers_are_counted_as_in_a_pod() -> None:
     assert slots_of("auto") == slots_of("cpu") == usable_cpus()
-    with pytest.raises(SettingsError, match=r"--nproc-per-node=gpu: .* there is no accelerator"):
+    with pytest.raises(SettingsError) as caught:
         slots_of("gpu")
+    said, _, remedy = str(caught.value).partition(". ")
+    assert said.startswith("--nproc-per-node=gpu: nprocPerNode is gpu, but there is no accelerator")
+    assert "container" not in said, "the machine of an agent may have none"
+    assert remedy.endswith("; in a pod, the container's resources may request one")
 
 
 @pytest.mark.parametrize(
