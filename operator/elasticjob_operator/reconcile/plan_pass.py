@@ -25,9 +25,10 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
     WriteParams,
 )
-from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.plan.lifecycle import deadline
+from elasticjob_operator.domain.plan.planner import Plan, earliest, plan
 from elasticjob_operator.kubernetes.errors import Forbidden, Invalid, KubeError
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Status
 from elasticjob_operator.reconcile.cluster import Applied, Cluster, NameTaken, ReconcileContext
 from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -213,6 +214,13 @@ class Pass:
     def wrote_nodes(self) -> bool:
         """True if spec.nodes was written: the next pass follows at once, without a status."""
         return any(isinstance(action, WriteNodes) for action in self.applied.actions)
+
+    def due_seconds(self, job: ElasticJob, status: Status, now: datetime) -> float | None:
+        """Return the seconds until the next plan of the job differs without any event; None for
+        never. `status` is the job's after the pass, which may define its deadline."""
+        moments = (self.planned.wake_at, deadline(job.model_copy(update={"status": status})))
+        due = earliest(*(one for one in moments if one is not None and one > now))
+        return None if due is None else (due - now).total_seconds()
 
 
 async def run_pass(

@@ -209,33 +209,30 @@ class Reconciler:
             return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
         if isinstance(applied.error, QuotaConflict):
             return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
+        due = done.due_seconds(job, status, self._dependencies.now())
         if applied.error is not None:
             if not applied.kept:  # pods that cannot be deleted have an event of their own
                 self._record_refused(job, applied.error)
-            raise Retry(str(applied.error)) from applied.error
+            raise Retry(str(applied.error), due_seconds=due) from applied.error
         if is_steered(job) and awaits_resumption(job, status.phase):
             _check_readable(observed)
-        seconds = await self._next(job, memory, seen, applied, done.planned)
+        seconds = await self._next(job, memory, done, due)
         revoke = await self._revoke(job, memory, source, observed)
         return _soonest(seconds, self._due_by(job, status, done.planned), revoke)
 
     async def _next(
-        self,
-        job: ElasticJob,
-        memory: JobMemory,
-        seen: Observed,
-        applied: Applied,
-        planned: Plan,
+        self, job: ElasticJob, memory: JobMemory, done: Pass, due: float | None
     ) -> float | None:
+        seen, applied = done.observation.observed, done.applied
         if applied.unfinished or memory.pods.foreign != seen.foreign:
             return NOW_SECONDS  # the next plan uses the next free name
         if applied.refused and memory.refusal is not None:
             message = f"pods cannot be created: {memory.refusal.message}"
-            raise Retry(message, kind=memory.refusal.obstacle.value)
+            raise Retry(message, kind=memory.refusal.obstacle.value, due_seconds=due)
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._drop_budget(job, memory)
         again = UNWATCHED_SECONDS if _awaits_unwatched_pod(job, memory) else None
-        wake_at, refused = planned.wake_at, memory.nodes_refusal
+        wake_at, refused = done.planned.wake_at, memory.nodes_refusal
         write_at = refused.retry_at if refused is not None else None
         now = self._dependencies.now()
         return _soonest(_due_seconds(wake_at, now), _due_seconds(write_at, now), again)

@@ -36,13 +36,23 @@ Work = Callable[[JobKey], Awaitable[float | None]]
 class Retry(Exception):
     """Incomplete reconcile with a known reason; the work queue retries it.
 
-    `kind` is the reason as a metric label; if empty, the type of its cause is used.
+    Args:
+        kind: the reason as a metric label; if empty, the type of its cause is used.
+        due_seconds: seconds until a reconcile is due for another reason, such as a deadline; it
+            does not wait for the back-off.
     """
 
-    def __init__(self, message: str, delay_seconds: float = 0.0, kind: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        delay_seconds: float = 0.0,
+        kind: str = "",
+        due_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.delay_seconds = delay_seconds
         self.kind = kind
+        self.due_seconds = due_seconds
 
 
 class DelayingQueue:
@@ -204,7 +214,12 @@ class WorkQueue:
 
     def _retry(self, key: JobKey, error: Exception) -> None:
         least = error.delay_seconds if isinstance(error, Retry) else 0.0
-        delay = self._queue.fail(key, self._clock(), least)
+        now = self._clock()
+        delay = self._queue.fail(key, now, least)
+        due = error.due_seconds if isinstance(error, Retry) else None
+        if due is not None and due < delay:
+            self._queue.schedule(key, now + due)
+            delay = due
         self._failed(error)
         text = f"{type(error).__name__}: {error}"
         if text == self._logged.get(key):

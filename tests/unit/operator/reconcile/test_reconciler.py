@@ -182,6 +182,7 @@ class OnePod:
     """Applier whose plans create one pod, or meet this refusal, in so many `seconds`."""
 
     refusal: Refusal | None = None
+    refused: bool = False
     unfinished: bool = False
     error: KubeError | None = None
     kept: dict[str, str] = field(default_factory=dict)
@@ -195,6 +196,7 @@ class OnePod:
         return Applied(
             actions=[MADE],
             refusal=refusal,
+            refused=self.refused,
             unfinished=self.unfinished,
             error=self.error,
             kept=self.kept,
@@ -462,6 +464,25 @@ def test_refused_request_of_a_running_job_is_an_event(
         rig.reconcile()
     assert ("WriteRefused" in rig.recorder.posted) == posted
     assert rig.api.writes, "the status is written nevertheless"
+
+
+@pytest.mark.parametrize("kind", ["owned object", "pods"])
+@pytest.mark.parametrize(("seconds", "due"), [(100, 40.0), (60, None), (None, None)])
+def test_refused_request_does_not_postpone_the_deadline_of_the_job(
+    kind: str, seconds: int | None, due: float | None
+) -> None:
+    rig = Rig()
+    if seconds is not None:
+        rig.api.spec = {"runPolicy": {"activeDeadlineSeconds": seconds}}
+    rig.api.status = {"phase": "Running", "startTime": ago(60).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    if kind == "pods":
+        rig.applier.refusal = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
+        rig.applier.refused = True
+    else:
+        rig.applier.error = Forbidden("create services default/job", "a policy")
+    with pytest.raises(Retry) as caught:
+        rig.reconcile()
+    assert caught.value.due_seconds == due
 
 
 def test_refused_deletion_of_the_budget_of_a_finished_job_is_an_event() -> None:

@@ -211,6 +211,33 @@ def test_reconcile_may_request_its_next_time() -> None:
     run_with(work, scenario)
 
 
+@pytest.mark.parametrize(
+    ("due", "times"), [(0.5, [0.0, 0.5, 2.5]), (5.0, [0.0, 1.0, 3.0]), (None, [0.0, 1.0, 3.0])]
+)
+def test_failed_reconcile_is_repeated_at_the_time_at_which_another_is_due(
+    due: float | None, times: list[float]
+) -> None:
+    looks: list[float] = []
+    clocks: list[Clock] = []
+
+    async def scenario(work_queue: WorkQueue, clock: Clock) -> None:
+        clocks.append(clock)
+        work_queue.wake(A)
+        while clock.now < 3.0:
+            await turns()
+            clock.now += 0.5
+            work_queue.wake(B)  # the runner checks its clock when an event occurs
+        await turns()
+
+    async def work(key: JobKey) -> None:
+        if key is A:
+            looks.append(clocks[0].now)
+            raise Retry("refused", due_seconds=due if len(looks) == 1 else None)
+
+    run_with(work, scenario)
+    assert looks == times
+
+
 def test_errors_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     counted: list[Exception] = []
 
