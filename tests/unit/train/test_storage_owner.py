@@ -415,7 +415,7 @@ def test_rank_looks_for_the_last_snapshot_of_rank_0_or_the_next_one(
     store.begins(gang, 2, has_ended=True)
     assert store._lookup is not None
     store._lookup.join()
-    store.tell()
+    store.report_complete()
     assert caplog.text.count("lacks the part of rank 0") == warnings
 
 

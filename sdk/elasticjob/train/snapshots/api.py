@@ -449,7 +449,7 @@ class Snapshots:
         if self._reached is not None:
             self._reached.due = self._next_step
             self._reached.write(step)
-        self._store.tell()
+        self._store.report_complete()
         if step < self._newest.step:
             raise ValueError(
                 f"step must be at least {self._newest.step}, the step of the last snapshot, got "
@@ -616,12 +616,12 @@ class Snapshots:
         self._compared += 1
         if gang.size > 1 and self._compared & (self._compared - 1) == 0:
             mine = _DIGEST.pack(zlib.crc32("\n".join(tensors or ()).encode()))
-            told = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]) + mine)
-            digests = {bytes(each[1:]) for each in told}
+            gathered = gang.gather(Exchange.OWN_PARTS, bytes([has_own_part]) + mine)
+            digests = {bytes(each[1:]) for each in gathered}
             if len(digests) > 1 and b"" not in digests:  # earlier versions of the library send none
                 texts = gang.gather(Exchange.TENSORS, json.dumps(tensors or []).encode())
                 check_tensors([json.loads(bytes(each)) for each in texts])
-            check_same("save()", [{"rank_state": bool(each[0])} for each in told])
+            check_same("save()", [{"rank_state": bool(each[0])} for each in gathered])
             if has_own_part and self._replication is None:
                 self._replicates(gang)
         return time.perf_counter() - began
@@ -648,8 +648,8 @@ class Snapshots:
     ) -> tuple[Any, Any]:
         """Hold the states for a stop copy if all ranks do; return the states to save."""
         if stop.is_measured:
-            told = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
-            self._agreed_to_hold(stop, step, all(each[0] for each in told))
+            gathered = gang.gather(Exchange.HOLD, bytes([stop.wants()]))
+            self._agreed_to_hold(stop, step, all(each[0] for each in gathered))
         if not stop.is_on:
             return state, rank_state
         began = time.perf_counter()
@@ -670,8 +670,9 @@ class Snapshots:
             return state, rank_state
         # All ranks store the states of the same call, also those whose gradients have not grown.
         has_earlier = earlier is not None and (earlier.own is None) == (rank_state is None)
-        told = gang.gather(Exchange.HOLD, bytes([stop.has_grown, has_earlier]))
-        have_grown, have_earlier = any(each[0] for each in told), all(each[1] for each in told)
+        gathered = gang.gather(Exchange.HOLD, bytes([stop.has_grown, has_earlier]))
+        have_grown = any(each[0] for each in gathered)
+        have_earlier = all(each[1] for each in gathered)
         if earlier is None or not have_grown or not have_earlier:
             return state, rank_state
         return earlier.state, None if earlier.own is None else decode(earlier.own)
@@ -709,7 +710,7 @@ class Snapshots:
                 self._overlap.wait()
         finally:
             self._store.end()
-            self._store.tell()
+            self._store.report_complete()
             self._end_replication()
             self._claim.release()
 
@@ -734,8 +735,8 @@ class Snapshots:
         """Raise SnapshotError on all ranks if a setting differs: they would decide differently."""
         digest = _DIGEST.pack(zlib.crc32(self._settings))
         if any(bytes(each) != digest for each in gang.gather(Exchange.SETTINGS, digest)):
-            told = gang.gather(Exchange.SETTINGS_TEXTS, self._settings)
-            check_same("Snapshots", [json.loads(bytes(each)) for each in told])
+            gathered = gang.gather(Exchange.SETTINGS_TEXTS, self._settings)
+            check_same("Snapshots", [json.loads(bytes(each)) for each in gathered])
 
     def _begun(
         self, gang: Gang, plan: Plan | None, offers: list[Offer]

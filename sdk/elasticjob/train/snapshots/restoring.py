@@ -137,8 +137,8 @@ def agree(
             stored.owner,
             job,
         )
-        told = gang.gather(Exchange.OFFERS, pack_message(mine))
-        messages = [unpack_message(content) for content in told]
+        gathered = gang.gather(Exchange.OFFERS, pack_message(mine))
+        messages = [unpack_message(content) for content in gathered]
         offers = [each.offer for each in messages]
         plan = decide(offers, is_sharded)
         is_silent = any(each.is_silent for each in messages)
@@ -197,8 +197,8 @@ def assembled(
     if own is not None:
         shards, rank_state = own_state(decode(own))
     whole = assembly is not None and assembly.needs_own_alone(shards)
-    told = gang.gather(Exchange.SHARDS, f"{int(whole)}{trouble}".encode())
-    texts = [bytes(each).decode() for each in told]
+    gathered = gang.gather(Exchange.SHARDS, f"{int(whole)}{trouble}".encode())
+    texts = [bytes(each).decode() for each in gathered]
     bad = next((text[1:] for text in texts if text[1:]), "")
     if bad or assembly is None:
         raise SnapshotError(bad)

@@ -307,8 +307,8 @@ def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list
     own["topology"] = os.environ.get(TOPOLOGY, "")
     if gang.rank == 0:
         own["key"] = secrets.token_hex(32)
-    told = gang.gather(Exchange.ADDRESSES, json.dumps(own).encode())
-    return [json.loads(bytes(content)) for content in told]
+    gathered = gang.gather(Exchange.ADDRESSES, json.dumps(own).encode())
+    return [json.loads(bytes(content)) for content in gathered]
 
 
 def _listener() -> socket.socket | None:

@@ -58,7 +58,7 @@ class SnapshotStore:
         """True if any rank has storage; before the first exchange, True if this one has."""
         self.complete_step = layout.NO_STEP
         """Step of the newest snapshot that is complete in storage, as far as this rank knows."""
-        self._told_step = layout.NO_STEP
+        self._reported_step = layout.NO_STEP
         self._every_steps, self._every_seconds = every_steps, every_seconds
         self._step, self._at = 0, 0.0
         self._former: tuple[int, float, int] | None = None
@@ -157,14 +157,14 @@ class SnapshotStore:
         if self._reached is not None:
             self._reached.complete = max(step, self._reached.complete)
 
-    def tell(self) -> None:
+    def report_complete(self) -> None:
         """Report the newest complete snapshot as a checkpoint, in the thread of the script."""
         if self._writer is not None:
             self._writer.check()
         self._check_lookup()
         step = self.complete_step
-        if step > self._told_step and train.link().stored(step):
-            self._told_step = step
+        if step > self._reported_step and train.link().stored(step):
+            self._reported_step = step
 
     def _check_lookup(self) -> None:
         """Log a warning, once, if this rank does not see the part of rank 0 in storage."""
@@ -266,8 +266,8 @@ class SnapshotStore:
 def _check_stored(gang: Gang, trouble: str) -> None:
     """Raise SnapshotError on all ranks if one has an error."""
     contents = gang.gather(Exchange.STORED, trouble.encode())
-    told = [bytes(content).decode() for content in contents]
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    texts = [bytes(content).decode() for content in contents]
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
     if failed:
         train.link().save_failed("; ".join(failed))
         raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
