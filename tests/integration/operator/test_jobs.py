@@ -111,10 +111,15 @@ def test_exhausted_quota_is_reported_and_pods_are_created_later(ns: Namespace) -
     counted = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
     ns.server.patch(ns.path("resourcequotas", "few") + "/status", counted)
     ns.create_job(minNodes=1, maxNodes=3)
-    found = ns.await_condition("PodsReady", "QuotaExceeded")
-    assert "exceeded quota: few" in found["message"]
+    text = "exceeded quota: few"
+    assert text in ns.await_condition("PodsReady", "QuotaExceeded")["message"]
     assert ns.pods() == ["job-0"]
-    ns.await_event("QuotaExceeded", found["message"])
+
+    def is_event() -> bool:
+        """Return True once there is an event, of either of the two refused pods."""
+        return any(reason == "QuotaExceeded" and text in note for reason, note in ns.events())
+
+    wait_until(is_event, "an event", SECONDS)
     ns.server.request("DELETE", ns.path("resourcequotas", "few"))
     ns.await_pods("job-0", "job-1", "job-2")
     ns.await_condition("PodsReady", "PodsStarting")
