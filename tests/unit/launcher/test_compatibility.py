@@ -46,7 +46,7 @@ FRAMEWORKS = [
 NEWER_NAMES = {
     # os, signal, fcntl, subprocess
     "pidfd_open", "waitstatus_to_exitcode", "pidfd_send_signal", "F_SETPIPE_SZ", "F_GETPIPE_SZ",
-    "process_group", "pipesize", "EventFlags", "eventfd",
+    "EventFlags", "eventfd",
     # text, paths, collections
     "removeprefix", "removesuffix", "pairwise", "batched", "bit_count", "randbytes", "lcm",
     "is_relative_to", "readlink", "with_stem", "hardlink_to", "walk", "chdir", "file_digest",
@@ -58,7 +58,10 @@ NEWER_NAMES = {
     "TypeAlias", "ParamSpec", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
     "override", "Annotated", "NotRequired", "Required", "Unpack",
 }  # fmt: skip
-NEWER_KEYWORDS = {"slots", "kw_only", "match_args", "strict", "umask", "delete_on_close"}
+NEWER_KEYWORDS = {
+    "slots", "kw_only", "match_args", "strict", "umask", "delete_on_close",
+    "process_group", "pipesize",
+}  # fmt: skip
 NEWER_NAMES |= {f"{keyword}=" for keyword in NEWER_KEYWORDS}
 GENERICS = ("list", "dict", "set", "tuple", "type", "frozenset", "deque", "Callable", "Popen")
 NEWER_GENERICS = {f"{generic}[]" for generic in GENERICS}
