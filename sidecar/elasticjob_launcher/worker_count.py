@@ -110,7 +110,7 @@ def _missing(word: str, devices: Devices) -> str:
     note = f"; {devices.note}" if devices.note else ""
     return (
         f"nprocPerNode is {word}, but there is no {what}: {where}{note}. Set it to auto, cpu or a "
-        "number; in a pod, the container's resources may request one"
+        f"number, or, in a pod, request the {what} in the container's resources"
     )
 
 

@@ -333,7 +333,7 @@ def test_workers_are_counted_as_in_a_pod() -> None:
     said, _, remedy = str(caught.value).partition(". ")
     assert said.startswith("--nproc-per-node=gpu: nprocPerNode is gpu, but there is no accelerator")
     assert "container" not in said, "the machine of an agent may have none"
-    assert remedy.endswith("; in a pod, the container's resources may request one")
+    assert remedy.endswith("in a pod, request the accelerator in the container's resources")
 
 
 @pytest.mark.parametrize(
