@@ -466,15 +466,33 @@ def test_refused_request_of_a_running_job_is_an_event(
     assert rig.api.writes, "the status is written nevertheless"
 
 
+LATE = {"runPolicy": {"activeDeadlineSeconds": 100}}
+PATIENT = {"elasticity": {"pendingTimeoutSeconds": 90}}
+
+
 @pytest.mark.parametrize("kind", ["owned object", "pods"])
-@pytest.mark.parametrize(("seconds", "due"), [(100, 40.0), (60, None), (None, None)])
-def test_refused_request_does_not_postpone_the_deadline_of_the_job(
-    kind: str, seconds: int | None, due: float | None
+@pytest.mark.parametrize(
+    ("spec", "started", "since", "due"),
+    [
+        (LATE, 60, None, 40.0),
+        (LATE, 100, None, None),
+        ({}, 60, None, None),
+        (PATIENT, 60, 20, 70.0),
+        (LATE, None, None, 100.0),
+    ],
+    ids=["deadline", "past deadline", "no deadline", "pending timeout", "start in this pass"],
+)
+def test_refused_request_does_not_postpone_the_deadlines_of_the_job(
+    kind: str, spec: Json, started: int | None, since: int | None, due: float | None
 ) -> None:
     rig = Rig()
-    if seconds is not None:
-        rig.api.spec = {"runPolicy": {"activeDeadlineSeconds": seconds}}
-    rig.api.status = {"phase": "Running", "startTime": ago(60).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    rig.api.spec = spec
+    if started is not None:
+        start = ago(started).strftime("%Y-%m-%dT%H:%M:%SZ")
+        rig.api.status = {"phase": "Running", "startTime": start}
+    if since is not None:
+        refusal = Refusal(Obstacle.QUOTA, "exceeded quota", ago(since))
+        rig.observer.before = observed(refusal=refusal)
     if kind == "pods":
         rig.applier.refusal = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
         rig.applier.refused = True
