@@ -196,11 +196,11 @@ def _last_stop(
     before, outcome, reason = job.status, view.outcome, stop_reason(job, now)
     known = before.last_stop
     if outcome is not None and outcome.save is not None:
-        told = outcome.reason or outcome.kind.value
-        stopped = before.phase in STOPPING or told == StopReason.DELETED
+        closed_by = outcome.reason or outcome.kind.value
+        stopped = before.phase in STOPPING or closed_by == StopReason.DELETED
         if outcome.save.result is SaveResult.NOT_TRAINING and stopped and known is not None:
-            return known if known.reason == told else _stop_status(told, outcome.save)
-        return _stop_status(told, outcome.save)
+            return known if known.reason == closed_by else _stop_status(closed_by, outcome.save)
+        return _stop_status(closed_by, outcome.save)
     if reason is None:
         trains = view.readable and view.state is RendezvousState.FINAL
         return None if trains else known
