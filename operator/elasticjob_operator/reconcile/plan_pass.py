@@ -218,9 +218,18 @@ class Pass:
     def due_seconds(self, job: ElasticJob, status: Status, now: datetime) -> float | None:
         """Return the seconds until the next plan of the job differs without any event; None for
         never. `status` is the job's after the pass, which may define its deadline."""
-        moments = (self.planned.wake_at, deadline(job.model_copy(update={"status": status})))
-        due = earliest(*(one for one in moments if one is not None and one > now))
-        return None if due is None else (due - now).total_seconds()
+        return seconds_until(now, self.planned.wake_at, deadline_by(job, status))
+
+
+def deadline_by(job: ElasticJob, status: Status) -> datetime | None:
+    """Return the deadline of the job with that status; None without one."""
+    return deadline(job.model_copy(update={"status": status}))
+
+
+def seconds_until(now: datetime, *moments: datetime | None) -> float | None:
+    """Return the seconds until the first moment that is still to come; None without one."""
+    due = earliest(*(one for one in moments if one is not None and one > now))
+    return None if due is None else (due - now).total_seconds()
 
 
 async def run_pass(

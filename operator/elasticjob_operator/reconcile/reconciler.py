@@ -17,7 +17,6 @@ from elasticjob_operator.domain.plan.lifecycle import (
     STOPPING,
     access_ends_at,
     awaits_resumption,
-    deadline,
 )
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import (
@@ -67,7 +66,9 @@ from elasticjob_operator.reconcile.plan_pass import (
     JobObserver,
     Pass,
     PlanApplier,
+    deadline_by,
     run_pass,
+    seconds_until,
 )
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
@@ -273,9 +274,8 @@ class Reconciler:
             return None if waits else NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
-        due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
         # Past its deadline, the job still runs only to save: the plan has the time of its end.
-        return None if due is not None and due <= now else _due_seconds(due, now)
+        return seconds_until(self._dependencies.now(), deadline_by(job, status))
 
     async def _read(self, key: JobKey) -> Json | None:
         """Read the job live; close and drop a deleted one of this name.
