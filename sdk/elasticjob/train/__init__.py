@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elasticjob.train.initialization import skip_initialization
-    from elasticjob.train.snapshots.api import Restored, SnapshotError, Snapshots
+    from elasticjob.train.snapshots import Restored, SnapshotError, Snapshots
     from elasticjob.train.snapshots.core.agreement import RankEndedError
 
 __all__ = [

@@ -124,15 +124,15 @@ class _Wanted(NamedTuple):
 
     Args:
         is_due: False for none.
-        stores: the call returns when the snapshot is in storage.
-        unasked: a planned stop requires it, not the script.
-        keeps: a planned stop requires it in memory.
+        must_store: True if the call returns when the snapshot is in storage.
+        unasked: True if a planned stop requires it in storage, not the script.
+        keeps: True if a planned stop requires it in memory.
         interval: steps between two regular snapshots, if a planned stop requires this one early.
-        is_repeated: the call is another one of the same step.
+        is_repeated: True if the call is another one of the same step.
     """
 
     is_due: bool
-    stores: bool
+    must_store: bool
     unasked: bool
     keeps: bool
     interval: int | None
@@ -502,7 +502,7 @@ class Snapshots:
             self._await_copies(since, 0.25)
         used = time.thread_time()  # not the time of waiting for slower ranks
         newest = self._newest
-        begins, store_due = self._schedule(gang, step, rank_state is not None, wanted.stores)
+        begins, store_due = self._schedule(gang, step, rank_state is not None, wanted.must_store)
         if self._newest != newest and self._stop is not None:
             self._rename(self._stop, gang, step, rank_state, wanted.interval)
         used = time.thread_time() - used
@@ -512,7 +512,7 @@ class Snapshots:
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = self._overlap
-        if wanted.stores or wanted.keeps or (overlap is not None and not overlap.is_possible):
+        if wanted.must_store or wanted.keeps or (overlap is not None and not overlap.is_possible):
             overlap = None
         version = Version(step, gang.number)
         parted = split(state, rank_state) if self._sharded else None
@@ -521,7 +521,7 @@ class Snapshots:
         is_connected = self._replication is not None
         began += self._compare(gang, rank_state is not None, parted and parted.tensors)
         begins = begins or (self._replication is not None and not is_connected)
-        stores = self._store.is_shared and (wanted.stores or store_due)
+        stores = self._store.is_shared and (wanted.must_store or store_due)
         # The first snapshot is encoded in any case, so that a type without an encoding is found.
         has_place = self._memory.buffers is not None or (stores and self._store.folder is not None)
         is_used = has_place or begins or not self._has_encoded
@@ -534,7 +534,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._store.begins(gang, step, has_ended=store_due and not wanted.stores)
+            self._store.begins(gang, step, has_ended=store_due and not wanted.must_store)
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
@@ -550,7 +550,7 @@ class Snapshots:
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
         self._pace.took(used + time.perf_counter() - began)
-        if wanted.stores:
+        if wanted.must_store:
             lacks_storage = stores and self._store.folder is None and rank_state is not None
             self._confirm_stored(gang, step, lacks_storage, unasked=wanted.unasked)
         if wanted.keeps:

@@ -53,7 +53,7 @@ def listen(folder: Path, local_rank: int, owner: Answers) -> weakref.finalize[An
     return ending
 
 
-def accept(link: socket.socket, seconds: float) -> None:
+def confirm(link: socket.socket, seconds: float) -> None:
     """Answer the launcher that the copy takes at most `seconds`."""
     link.sendall(ANSWER.pack(MAGIC, int(seconds * 1000)))
 

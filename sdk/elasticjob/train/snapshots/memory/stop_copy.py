@@ -405,7 +405,7 @@ class StopCopy:
         left = self._left_of_step(most) if seconds and kind != copy_requests.AT_ONCE else 0.0
         try:
             if seconds and (kind != copy_requests.END_STEP or left):
-                copy_requests.accept(link, seconds)
+                copy_requests.confirm(link, seconds)
                 is_finished = bool(left) and self._finish_step(left)
                 if kind != copy_requests.END_STEP:
                     self.commit(seconds, 0.0 if is_finished else min(seconds, self._patience()))
