@@ -48,6 +48,8 @@ REPORTS = 2
 KEEPS = 4
 """Flag: instead of a checkpoint, the worker can take a snapshot in the memory of the nodes before a
 planned stop. It reports the snapshot like a checkpoint."""
+RESUMED = 8
+"""Flag: the worker has restored, and its first `Snapshots.save` since then has returned."""
 
 _HEAD = struct.Struct("<4sI")
 _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
@@ -61,7 +63,7 @@ class Record(NamedTuple):
     """Progress report of a worker. Times are milliseconds since 1970, 0 for never.
 
     Args:
-        flags: `SAVES` and `REPORTS`, `KEEPS`, or 0.
+        flags: `SAVES` and `REPORTS`, `KEEPS`, or 0; and `RESUMED`.
         points: number of points passed at which all ranks could have saved together.
         step, at_ms: last reported step and its time; `NO_STEP` before the first.
         first_step_ms: time of the first report.

@@ -9,7 +9,7 @@ from elasticjob_rendezvous.protocol import member_key as own_key
 from elasticjob_rendezvous.protocol.coordinator import checkpoint_gate, election
 from elasticjob_rendezvous.protocol.kv import Txn
 from elasticjob_rendezvous.protocol.member_key import MemberKey
-from elasticjob_rendezvous.protocol.records.members import Member, MemberState, RoundState
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, Restore, RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.replica import Versioned
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -37,15 +37,17 @@ def _was_seen(state: EngineState) -> bool:
 
 
 def is_saving(state: EngineState) -> bool:
-    """Return True while a leaving member's workers run on to be asked for a checkpoint and save."""
-    at, since = state.current, state.leave_state.since
-    if at is None or since is None or not (state.local.saves or state.local.keeps):
+    """Return True while a leaving member's workers run on to restore, to be asked, and to save."""
+    at, leave, local = state.current, state.leave_state, state.local
+    if at is None or leave.since is None:
         return False
-    if at.state is not RoundState.FINAL or at.number != state.local.round:
+    if at.state is not RoundState.FINAL or at.number != local.round:
         return False
     bounds = state.bounds or RendezvousParams(1, 1)
-    leave_seconds = bounds.leave_seconds - checkpoint_gate.STOP_MARGIN_SECONDS
-    seconds = (
-        leave_seconds if at.save is not None else min(checkpoint_gate.ASK_SECONDS, leave_seconds)
-    )
-    return not state.alarm.passed(since + seconds, state.now)
+    until = leave.since + bounds.leave_seconds - checkpoint_gate.STOP_MARGIN_SECONDS
+    if local.restore is not Restore.PENDING:
+        if not (local.saves or local.keeps):
+            return False
+        if at.save is None and leave.restored_since is not None:
+            until = min(until, leave.restored_since + checkpoint_gate.ASK_SECONDS)
+    return not state.alarm.passed(until, state.now)

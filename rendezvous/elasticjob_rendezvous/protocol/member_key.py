@@ -126,6 +126,7 @@ class MemberKey:
             busy_ms=local.busy_ms,
             saves=local.saves,
             keeps=local.keeps,
+            restore=local.restore,
             passed=local.passed,
             saved=local.saved,
             completed=local.completed,

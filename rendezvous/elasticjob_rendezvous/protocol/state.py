@@ -24,6 +24,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     LeaveNotice,
     Member,
     Outcome,
+    Restore,
     Round,
     RoundState,
 )
@@ -33,7 +34,7 @@ from elasticjob_rendezvous.protocol.replica import Versioned, View
 from elasticjob_rendezvous.protocol.requests import Backoff, InFlight
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
 from elasticjob_rendezvous.protocol.watches import Watches
-from elasticjob_rendezvous.protocol.worker_group import Local, WorkerGroup
+from elasticjob_rendezvous.protocol.worker_group import Local, WorkerGroup, Workers
 
 
 @dataclass(slots=True)
@@ -76,20 +77,26 @@ SEEN_SECONDS = 2.0
 class LeaveState:
     """Times of a leave.
 
-    `since`: when the leave became known here; `idle_since`: when no worker ran any more.
+    `since`: when the leave became known here; `restored_since`: when the workers did not have to
+    restore any more; `idle_since`: when no worker ran any more.
     """
 
     since: float | None = None
+    restored_since: float | None = None
     idle_since: float | None = None
 
-    def update(self, leaving: bool, idle: bool, now: float) -> None:
+    def update(self, local: Local, now: float, *, leaving: bool) -> None:
         """Record the start or withdrawal of this member's leave; a drain request may be
         withdrawn."""
         if not leaving:
-            self.since = self.idle_since = None
+            self.since = self.restored_since = self.idle_since = None
             return
         self.since = now if self.since is None else self.since
-        if idle:
+        if local.restore is Restore.PENDING:
+            self.restored_since = None
+        elif self.restored_since is None:
+            self.restored_since = now
+        if local.workers is Workers.NONE:
             self.idle_since = now if self.idle_since is None else self.idle_since
 
     def was_seen(self, now: float, alarm: Alarm) -> bool:

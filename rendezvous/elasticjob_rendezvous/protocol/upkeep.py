@@ -16,7 +16,7 @@ from elasticjob_rendezvous.protocol.state import EngineState
 
 def maintain(state: EngineState) -> None:
     """Request the effects that are due now, and set the alarm for the next ones."""
-    state.leave_state.update(bool(state.leaving), state.worker_group.idle, state.now)
+    state.leave_state.update(state.local, state.now, leaving=bool(state.leaving))
     _renew(state)
     _maintain_roles(state)
     serve_round(state)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.records.failures import Failure
-from elasticjob_rendezvous.protocol.records.members import Round, Snapshots
+from elasticjob_rendezvous.protocol.records.members import Restore, Round, Snapshots
 
 STUCK_EXIT_CODE = 5
 """Exit code of an agent that gave up workers in an uninterruptible wait: its pod cannot end."""
@@ -43,8 +43,8 @@ class Local:
         busy_ms, ended_round, ended_step, cut_off_round: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, lost_reason,
-            snapshots: see `members.Member`.
+        saves, keeps, restore, passed, saved, completed, save_error, cold, lost_steps, lost_ms,
+            lost_reason, snapshots: see `members.Member`.
     """
 
     ready: bool = False
@@ -62,6 +62,7 @@ class Local:
     busy_ms: int = 0
     saves: bool = False
     keeps: bool = False
+    restore: Restore = Restore.NONE
     passed: int = -1
     saved: bool = False
     completed: bool = False

@@ -130,7 +130,7 @@ class Link:
         self._values = [0.0] * layout.MAX_METRICS
         self._names = layout.pack_names(())
         self._callbacks: list[Callable[[], object]] = []
-        self._script_polls = False
+        self._script_polls = self._has_resumed = False
         self._seconds = 0.0
         self._deadline: float | None = None
         self._asked_at: float | None = None
@@ -219,6 +219,12 @@ class Link:
             return 0.0
         return max(0.0, request.seconds - (time.monotonic() - self._asked_at))
 
+    def resumed(self) -> None:
+        """Report that the state of a step since the restore is safe from a planned stop."""
+        if not self._has_resumed:
+            self._has_resumed = True
+            self._write_progress()
+
     def keeps_no_more(self) -> None:
         """Offer no longer to keep the state: this worker passes no further point."""
         if self._flags == layout.KEEPS:
@@ -289,7 +295,7 @@ class Link:
 
     def _content(self) -> bytes:
         return layout.pack(
-            self._flags,
+            self._flags | (layout.RESUMED if self._has_resumed else 0),
             self._points,
             self._step,
             self._at_ms,

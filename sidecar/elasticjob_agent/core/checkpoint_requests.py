@@ -11,7 +11,7 @@ from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.state import CheckpointRequest, State, WorkerGroup
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
 from elasticjob_rendezvous.protocol.directives import Run
-from elasticjob_rendezvous.protocol.records.members import Save
+from elasticjob_rendezvous.protocol.records.members import Restore, Save
 
 
 def request_checkpoint(state: State) -> tuple[State, tuple[RequestCheckpoint, ...]]:
@@ -53,12 +53,18 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
-    """Return True if a leaving node's workers run on: they have, or may get, a save request."""
+    """Return True if a leaving node's workers run on: to restore, or for a save request.
+
+    The memory of this node may be the last with the newest snapshot. Once all nodes have restored
+    it and made a step, the next planned stop saves it in another place.
+    """
     if state.is_urgent or state.leaving_at is None or not _precedes_stop(state, group):
         return False
+    if restore(state, group) is Restore.PENDING:
+        return True  # until the rendezvous orders the stop
     if not (wants_to_save(group) or wants_to_keep(group)):
         return False
-    return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
+    return _request(state) is not None or now < _asked_by(state.leaving_at, group)
 
 
 def is_unasked(state: State, number: int) -> bool:
@@ -76,7 +82,19 @@ def request_timeout_at(state: State) -> float | None:
         return None
     if state.leaving_at is None or not waits_to_save(state, group, state.leaving_at):
         return None
-    return state.leaving_at + ASK_SECONDS
+    return None if restore(state, group) is Restore.PENDING else _asked_by(state.leaving_at, group)
+
+
+def have_resumed(group: WorkerGroup) -> bool:
+    """Return True if all workers here have saved a snapshot, or could have, since their start."""
+    return sum(worker.resumed for worker in group.progress.values()) == group.slots > 0
+
+
+def restore(state: State, group: WorkerGroup) -> Restore:
+    """Return the progress of the running group in restoring the snapshots of earlier ones."""
+    if group.resumed_at is not None:
+        return Restore.DONE
+    return Restore.PENDING if state.past_resumed else Restore.NONE
 
 
 def wants_to_save(group: WorkerGroup) -> bool:
@@ -171,6 +189,11 @@ def _had_saved(before: WorkerProgress | None, point: int) -> bool:
     if before is None or before.points <= point:
         return False
     return 0 <= before.step <= before.checkpoint_step
+
+
+def _asked_by(leaving_at: float, group: WorkerGroup) -> float:
+    """Return the time up to which workers of a leaving node may get a save request."""
+    return max(leaving_at, group.resumed_at or leaving_at) + ASK_SECONDS
 
 
 def _precedes_stop(state: State, group: WorkerGroup) -> bool:

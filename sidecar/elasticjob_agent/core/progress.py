@@ -30,6 +30,7 @@ class WorkerProgress:
         reports: True if it then reports the checkpoint in any case.
         keeps: True if the script's state can be kept in memory before a planned stop, other than
             that of the whole job, and is then reported like a checkpoint.
+        resumed: True once the script's first save of a snapshot since the restore has returned.
         metrics: numbers for display.
         saved_ns: last write time of the checkpoint-only file; 0 for never.
         snapshots: report on the worker's snapshots; None before the first.
@@ -45,6 +46,7 @@ class WorkerProgress:
     saves: bool = False
     reports: bool = False
     keeps: bool = False
+    resumed: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_ns: int = 0
     snapshots: layout.SnapshotReport | None = None
@@ -76,6 +78,7 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
         saves=bool(record.flags & layout.SAVES),
         reports=bool(record.flags & layout.REPORTS),
         keeps=bool(record.flags & layout.KEEPS),
+        resumed=bool(record.flags & layout.RESUMED),
         # A single NaN object, so that unchanged metrics compare equal.
         metrics={
             name: math.nan if math.isnan(value) else value

@@ -13,8 +13,10 @@ from dataclasses import replace
 from elasticjob import layout
 from elasticjob_agent.core.checkpoint_requests import (
     completed,
+    have_resumed,
     is_unasked,
     record_answer,
+    restore,
     save_error,
     saved,
     wants_to_keep,
@@ -48,6 +50,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     Outcome,
     OutcomeKind,
+    Restore,
     Snapshots,
     SnapshotTrouble,
 )
@@ -75,6 +78,8 @@ def record_progress(state: State, event: WorkersProgressed, now: float) -> State
     group = replace(
         group, progress=event.progress, advanced_at=now if advanced else group.advanced_at
     )
+    if group.resumed_at is None and have_resumed(group):
+        group = replace(group, resumed_at=now)
     if event.answers_request:
         group = replace(group, request=record_answer(group.request, event.progress))
     return replace(state, group=replace(group, first_step_ms=_first_step_ms(group, event, now)))
@@ -244,6 +249,7 @@ def local_state(state: State) -> Local:
         busy_ms=0 if reported_progress is None else reported_progress.busy_ms,
         saves=training is not None and wants_to_save(training),
         keeps=training is not None and wants_to_keep(training),
+        restore=Restore.NONE if training is None else restore(state, training),
         passed=-1 if training is None or training.request is None else training.request.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),

@@ -112,6 +112,8 @@ class WorkerGroup:
         empty: True once no process of the group is left.
         progress: latest progress report of each worker that has reported, by local rank.
         first_step_ms: time from the start to the first step of the slowest worker; 0 if unknown.
+        resumed_at: time at which all workers had saved a first snapshot, or could have, monotonic
+            seconds; None before.
         advanced_at: time of the last report with new progress, monotonic seconds.
         busy_seconds: smoothed time per step excluding waits for peers, by local rank, for
             workers that report it.
@@ -135,6 +137,7 @@ class WorkerGroup:
     empty: bool = False
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
     first_step_ms: int = 0
+    resumed_at: float | None = None
     advanced_at: float | None = None
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
     request: CheckpointRequest | None = None
@@ -247,6 +250,7 @@ class State:
         ran: highest earlier round in which a worker ran here.
         past: round and last step of the last group before `group` that reported a step.
         past_cut_off: round of the last group before `group` that was cut off; 0 without one.
+        past_resumed: True if the workers of a group before `group` had saved snapshots here.
         port: port held for the next round; 0 before one is held.
         served: True if a store already listens at `port`.
         prepare_by: deadline up to which this node waits for its preloaded interpreter before it
@@ -271,6 +275,7 @@ class State:
     ran: int = 0
     past: tuple[int, int] = (0, -1)
     past_cut_off: int = 0
+    past_resumed: bool = False
     port: int = 0
     served: bool = False
     prepare_by: float | None = None

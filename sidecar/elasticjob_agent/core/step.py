@@ -289,7 +289,14 @@ def _mark_as_run(state: State) -> State:
 
 def _with_last_group(state: State) -> State:
     """Keep the facts about the ended group that outlive it."""
-    return replace(state, past=state.ended_progress, past_cut_off=state.cut_off_round)
+    group = state.group
+    has_resumed = group is not None and group.resumed_at is not None
+    return replace(
+        state,
+        past=state.ended_progress,
+        past_cut_off=state.cut_off_round,
+        past_resumed=state.past_resumed or has_resumed,
+    )
 
 
 def _with_base_rank(state: State) -> State:

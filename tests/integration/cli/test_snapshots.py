@@ -179,59 +179,91 @@ while not pathlib.Path("finish").exists():
 
 
 PLANNED = """
-import pathlib, time
+import os, pathlib, sys, time
 import torch, torch.distributed as dist
 from elasticjob import train
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-# As with shards, the state of each rank is its own, and nothing of it is held.
-snapshots = train.Snapshots(every_steps=1000, sharded=True)
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+if sys.argv[1] == "sharded":  # the state of each rank is its own, and nothing of it is held
+    snapshots = train.Snapshots(every_steps=1000, sharded=True)
+else:
+    snapshots = train.Snapshots(every_steps=1000, optimizers=optimizer)
+if dist.get_rank() == 0:
+    pathlib.Path("restores").touch()
+while pathlib.Path("wait").exists():
+    time.sleep(0.02)
 step, found = 0, snapshots.restore()
 if found is not None:
     step = found.step
+    weight.data.copy_(found.state["weight"])
     own = None if found.rank_state is None else found.rank_state.tolist()
     print(f"restored {step} lost {found.lost_steps} own {own} rank {rank}", flush=True)
 began = step
 while not pathlib.Path("finish").exists():
-    dist.all_reduce(torch.ones(1))
     time.sleep(0.05)
+    weight.grad = torch.ones(2)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
     step += 1
     train.progress(step)
-    snapshots.save(step, {"x": step}, torch.tensor([step, rank]))
+    snapshots.save(step, {"x": step, "weight": weight.detach()}, torch.tensor([step, rank]))
     if rank == 0:
-        pathlib.Path(f"began-{began}").write_text(str(step))
+        pathlib.Path(f"began-{began}-{os.getpid()}").write_text(str(step))
 """
 
 
 @pytest.mark.timeout(300)
-def test_drained_node_repeats_no_step_of_state_that_nothing_holds(rig: LocalRig) -> None:
+@pytest.mark.parametrize("state", ["sharded", "held"])
+def test_drains_repeat_no_step_even_before_the_new_round_has_restored(
+    rig: LocalRig, state: str
+) -> None:
     """There is no storage, and the next regular snapshot is a thousand steps away."""
     (rig.job / "work.py").write_text(PLANNED)
     recovery = {"stopGraceSeconds": 3}
-    command = ["python3", "work.py"]
+    command = ["python3", "work.py", state]
     runner = rig.start(
         rig.manifest("kept", command=command, recovery=recovery, minNodes=2, maxNodes=2),
         "--plain", "--logs",
     )  # fmt: skip
+    restores, wait = rig.job / "restores", rig.job / "wait"
 
     def train(rounds: int) -> None:
         """Wait for a few steps of the last one of these rounds."""
-        until(lambda: len(list(rig.job.glob("began-*"))) == rounds, f"{rounds} rounds")
-        newest = max(rig.job.glob("began-*"), key=lambda path: int(path.name[6:]))
-        until(lambda: int(newest.read_text() or 0) > int(newest.name[6:]) + 5, "its steps")
+        found = until(
+            lambda: len(each := list(rig.job.glob("began-*"))) == rounds and each,
+            f"{rounds} rounds",
+        )
+        newest = max(found, key=lambda path: path.stat().st_ctime_ns)
+        first = int(newest.name.split("-")[1])
+        until(lambda: int(newest.read_text() or 0) > first + 5, "its steps")
+
+    def drain(victim: str) -> None:
+        assert rig.call("fault", "drain", "kept", victim).returncode == 0
 
     train(1)
-    for drained, victim in enumerate(("kept-0", "kept-1")):
-        assert rig.call("fault", "drain", "kept", victim).returncode == 0
-        train(drained + 2)
+    restores.unlink()
+    wait.touch()
+    drain("kept-0")
+    until(restores.exists, "the second round")
+    # The memory of the second node is the last one with the snapshot.
+    drain("kept-1")
+    time.sleep(3)  # longer than the wait for a request to save
+    wait.unlink()
+    train(3)
     (rig.job / "finish").touch()
     output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 0, output
     told = re.findall(r"restored (\d+) lost (\d+) own \[(\d+), (\d)\] rank (\d)", output)
     assert len(told) == 4, output
-    assert all(lost == "0" for _, lost, *_ in told), told
     assert all(step == own and rank == of for step, _, own, of, rank in told), told
+    second, third = told[:2], told[2:]
+    assert all(lost == "0" for _, lost, *_ in second), told
+    assert min(int(step) for step, *_ in third) >= int(second[0][0]) > 0, told
+    # A copy of states that are held would have taken longer than the few steps since the restore.
+    assert state == "held" or all(lost == "0" for _, lost, *_ in third), told
 
 
 def configured(

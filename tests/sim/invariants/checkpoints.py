@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import save_seconds
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveResult
-from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    OutcomeKind,
+    Restore,
+    Round,
+    RoundState,
+)
 from elasticjob_rendezvous.protocol.worker_group import Workers
 
 if TYPE_CHECKING:
@@ -100,6 +106,20 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
         checker.need(not wanted or is_excused, "saving", f"nobody was asked: {report}")
 
 
+def _restored(checker: Checker, gang: list[Pod], seconds: float, after: Round) -> None:
+    """Check that no memory leaves before the workers of all nodes have restored its state."""
+    most = seconds - SETTLED_SECONDS
+    early = [
+        pod.name
+        for pod in gang
+        if pod.leaving
+        and pod.restore is Restore.PENDING
+        and checker.world.now - pod.leaving_since < most
+        and _can_report(pod)
+    ]
+    checker.need(not early, "saving", f"{early} had not restored: {after.cause}")
+
+
 def _ended(checker: Checker, before: Round, after: Round) -> None:
     """Check that a planned end comes after the checkpoint, or after its time limit."""
     if after.cause.kind not in PLANNED or after.cause.kills or checker.in_trouble():
@@ -119,6 +139,8 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
         leaves = all(pod.leaving or pod.name in after.cause.members for pod in gang)
         wanted = wanted and not (checker.world.plan.keeps and leaves)
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
+        if not leaves and not checker.world.plan.rates:
+            _restored(checker, gang, seconds, after)
         return
     saved = all(pod.script.saved or pod.script.save_error for pod in gang)
     waited = now - checker.save_asked_at >= before.save.seconds - SLACK_SECONDS

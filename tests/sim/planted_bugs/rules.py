@@ -302,6 +302,13 @@ def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
         yield Engine
 
 
+@bug("scale")
+def memory_leaves_before_it_was_restored() -> Iterator[EngineFactory]:
+    """End a round for a leave before the nodes that stay have restored."""
+    with patch.object(checkpoint_gate, "_must_restore", lambda *_: False):
+        yield Engine
+
+
 @bug("scale", seed=22)
 def any_checkpoint_will_do() -> Iterator[EngineFactory]:
     """Let newcomers in after a checkpoint that was completed before they came."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tests.sim.processes.pod import Pod
 
 STEP_SECONDS = 0.2
+RESTORE_SECONDS = 1.0
+"""Time from the start of workers that keep their state in memory to their first step, after the
+first round."""
 
 
 class Script:
@@ -46,8 +49,10 @@ class Script:
 
     def begins(self) -> None:
         """Start the script with its workers."""
-        if self._pod.world.plan.asks_to_save:
-            self._later(0.05, self._wants)
+        plan = self._pod.world.plan
+        if plan.asks_to_save:
+            restores = plan.keeps and self._pod.round > 1
+            self._later(RESTORE_SECONDS if restores else 0.05, self._wants)
 
     def asked(self, save: Save | None) -> None:
         """Receive a request from the agent."""
@@ -77,6 +82,7 @@ class Script:
 
     def _wants(self) -> None:
         self.saves, self._since = True, self._pod.world.now
+        self._pod.has_kept = self._pod.has_kept or self._pod.world.plan.keeps
         self._pod.changed()
 
     def _answer(self) -> None:

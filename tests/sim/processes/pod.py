@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elasticjob_rendezvous.protocol.config import Identity
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.members import Restore
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.sim.processes.agent import UTC_START_MS, Agent
@@ -52,6 +53,8 @@ class Pod:
         self._watched = False
         self.ready = False
         self.leaving = ""
+        self.leaving_since = 0.0
+        self.has_kept = False
         self.agent: Agent | None = None
         self.agents = 0
         self.agent_since = 0.0
@@ -88,6 +91,13 @@ class Pod:
             return True
         return self.agents > 1 and self.world.now - self.agent_since < 5.0
 
+    @property
+    def restore(self) -> Restore:
+        """State of its workers with respect to states that earlier ones kept in memory."""
+        if self.phase is Workers.NONE or not self.has_kept:
+            return Restore.NONE
+        return Restore.DONE if self.script.saves else Restore.PENDING
+
     def local(self) -> Local:
         return Local(
             ready=self.ready,
@@ -101,6 +111,7 @@ class Pod:
             checkpoint_step=self.checkpoint_step if self.phase is not Workers.NONE else -1,
             saves=self.script.saves and not self.world.plan.keeps,
             keeps=self.script.saves and self.world.plan.keeps,
+            restore=self.restore,
             passed=self.script.told,
             saved=self.script.saved,
             completed=self.script.completed,
@@ -226,7 +237,7 @@ class Pod:
     def leave(self, reason: str) -> None:
         """Announce the pod's end: preStop, SIGTERM or the operator's mark."""
         if self.alive and not self.leaving:
-            self.leaving = reason
+            self.leaving, self.leaving_since = reason, self.world.now
             self.world.truth.leaves(self)
             self.changed()
 

@@ -455,7 +455,7 @@ def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
     snapshots = job.started()
     assert not snapshots.save(1, {"x": 1}, 1)
     record = job.record()
-    assert record.flags == layout.SAVES | layout.REPORTS  # the agent may ask
+    assert record.flags == layout.SAVES | layout.REPORTS | layout.RESUMED  # the agent may ask
     asked(job, point=3)
     assert not snapshots.save(2, {"x": 2}, 2)
     assert snapshots.save(3, {"x": 3}, 3)
@@ -476,7 +476,7 @@ def test_planned_stop_keeps_the_state_in_memory_without_storage(job: Job) -> Non
     snapshots = job.started(every_steps=100)
     assert not snapshots.save(1, {"x": 1}, 1)
     record = job.record()
-    assert record.flags == layout.KEEPS
+    assert record.flags == layout.KEEPS | layout.RESUMED
     asked(job, point=3)
     assert not snapshots.save(2, {"x": 2}, 2)
     assert answered(job) == 0
@@ -510,9 +510,9 @@ def test_snapshot_before_a_planned_stop_keeps_the_interval_of_the_regular_ones(
 def test_closed_snapshots_offer_to_keep_nothing(job: Job) -> None:
     snapshots = job.started(every_steps=100)
     snapshots.save(1, {"x": 1}, 1)
-    assert job.record().flags == layout.KEEPS
+    assert job.record().flags == layout.KEEPS | layout.RESUMED
     snapshots.close()
-    assert job.record().flags == 0
+    assert job.record().flags == layout.RESUMED
 
 
 def test_state_that_turns_out_to_be_on_a_device_is_kept_before_planned_stops(job: Job) -> None:
@@ -521,7 +521,7 @@ def test_state_that_turns_out_to_be_on_a_device_is_kept_before_planned_stops(job
     snapshots = job.started(every_seconds=1000, optimizers=lambda: optimizer)
     for step in range(1, 40):
         snapshots.save(step, {"x": step}, step)
-    assert job.record().flags == layout.KEEPS
+    assert job.record().flags == layout.KEEPS | layout.RESUMED
 
 
 def test_time_to_save_before_a_planned_stop_counts_from_the_request(

@@ -5,6 +5,9 @@ passed. From then on no worker passes another one, so the save point after the h
 ahead of every rank: all save there, in the same call, so that saving may use collectives. A loss or
 a failure ends the wait, as does a gang whose workers all report that the save failed. Members that
 can only keep their state in memory are asked before the end of a round, not before that of the job.
+
+A member that goes while the round still restores may have the only copy of a snapshot in its
+memory. The round then goes on until all members have restored and saved a step.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     Member,
     MemberState,
+    Restore,
     Round,
     Save,
     cause_with_reasons,
@@ -67,9 +71,13 @@ def before_end(
         if judgement.cause is None:
             return None
         timers.since(("planned end", roster.number))
+        seconds = save_seconds(judgement.cause, bounds)
+        must_restore = whole and _must_restore(gang, judgement.cause)
+        if must_restore and not timers.over(("restore", roster.number), seconds):
+            return None
         timers.start(("save", roster.number), timers.now)
         able = bool(gang) and whole and _can_save(gang, ends_job)
-        seconds = save_seconds(judgement.cause, bounds)
+        seconds -= _restored_for(roster, timers)
         return Save(judgement.cause, seconds) if able and seconds > 0 else judgement
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
@@ -153,6 +161,32 @@ def _can_save(gang: list[Member], ends_job: bool) -> bool:
     """Return True if all members save, or all keep their state, in memory that some outlive."""
     stays = not ends_job and any(member.state is not MemberState.LEAVING for member in gang)
     return all(member.saves for member in gang) or (stays and all(each.keeps for each in gang))
+
+
+def _must_restore(gang: list[Member], cause: Cause) -> bool:
+    """Return True if members that go may have snapshots that those that stay do not have yet.
+
+    Members of which nothing is known count once one that goes has saved a step: theirs follow.
+    """
+    names = cause.members
+    if cause.kind is CauseKind.SCALE_DOWN:
+        going = gang  # the members that will be missing are not chosen yet
+    elif cause.kind in LEAVES:
+        going = [each for each in gang if each.state is MemberState.LEAVING or each.name in names]
+        if len(going) == len(gang):
+            return False  # nothing in memory outlives them
+    else:
+        return False
+    if any(member.restore is Restore.PENDING for member in going):
+        return True
+    has_saved = any(member.restore is Restore.DONE for member in going)
+    return has_saved and any(member.restore is not Restore.DONE for member in gang)
+
+
+def _restored_for(roster: Roster, timers: Timers) -> float:
+    """Return the seconds for which the end of the round has waited for the members to restore."""
+    since = timers.known(("restore", roster.number))
+    return 0.0 if since is None else timers.since(("restored", roster.number)) - since
 
 
 def _gang(view: View, roster: Roster) -> tuple[list[Member], bool]:

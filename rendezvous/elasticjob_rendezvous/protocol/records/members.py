@@ -153,6 +153,14 @@ class Outcome:
     save: SaveReport | None = None
 
 
+class Restore(StrEnum):
+    """Progress of a node's workers in restoring the snapshots of earlier rounds."""
+
+    NONE = ""  # no workers of an earlier round have saved here, or nothing is known
+    PENDING = "pending"  # they have, and the workers of this round have not all saved a step
+    DONE = "done"  # all workers of this round have saved a step
+
+
 class SnapshotTrouble(StrEnum):
     """Reason for which a node holds no snapshots in memory."""
 
@@ -230,6 +238,7 @@ class Member:
         saves: its workers want to save before a planned stop.
         keeps: its workers can keep their state in memory before a planned stop, other than that of
             the whole job.
+        restore: see `Restore`; `DONE` also where there was nothing to restore.
         passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
         saved: its workers passed the save point that `Round.save` names.
         completed: one of them has reported a checkpoint since then: that of the whole gang.
@@ -272,6 +281,7 @@ class Member:
     busy_ms: int = 0
     saves: bool = False
     keeps: bool = False
+    restore: Restore = Restore.NONE
     passed: int = -1
     saved: bool = False
     completed: bool = False

@@ -427,11 +427,14 @@ class Snapshots:
             raise RuntimeError("call restore() before the first save()")
         check_group(gang, os.environ)
         try:
-            return self._saved(gang, step, state, rank_state, store)
+            is_taken = self._saved(gang, step, state, rank_state, store)
         except SnapshotError as error:
             if error.is_of_calls and self._stop is not None:
                 self._stop.release()  # a copy of it would be the newest snapshot of a restart
             raise
+        if self._has_place:
+            train.link().resumed()
+        return is_taken
 
     def _saved(
         self, gang: Gang, step: int, state: object, rank_state: object, store: bool | None

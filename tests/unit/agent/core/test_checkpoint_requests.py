@@ -20,6 +20,7 @@ from elasticjob_agent.core.commands import (
 from elasticjob_agent.core.events import (
     DirectiveChanged,
     LeaveRequested,
+    PortReserved,
     Timer,
     WorkersProgressed,
 )
@@ -28,7 +29,7 @@ from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
 from elasticjob_rendezvous.protocol.directives import Run
-from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Save
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Restore, Save
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.unit.agent.builders import (
     FACTS,
@@ -39,6 +40,7 @@ from tests.unit.agent.builders import (
     roster,
     run,
     running,
+    started,
     stop,
     stopped,
 )
@@ -122,6 +124,79 @@ def test_leaving_agent_waits_for_the_request_to_keep_the_state() -> None:
     driven.feed(kept(3, 4))
     driven.feed(LeaveRequested("SIGTERM"))
     assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
+
+
+def saves(number: int, *resumed: bool, **fields: Any) -> WorkersProgressed:
+    workers = {rank: WorkerProgress(resumed=each, **fields) for rank, each in enumerate(resumed)}
+    return WorkersProgressed(number, workers, 0, False)
+
+
+def second_round(*resumed: bool) -> Driven:
+    """Return a state in which round 2 runs, after these reports of the workers of round 1."""
+    driven = running()
+    for event in (
+        saves(1, *resumed), stop(), stopped(), PortReserved(4002), directed_to(2), started(2)
+    ):  # fmt: skip
+        driven.feed(event)
+    return driven
+
+
+def directed_to(number: int) -> DirectiveChanged:
+    return DirectiveChanged(Run(roster(number), ME, 3, precedes_stop=True))
+
+
+@pytest.mark.parametrize(
+    ("resumed", "first", "second"),
+    [
+        ((), Restore.NONE, Restore.NONE),
+        ((True,), Restore.NONE, Restore.NONE),
+        ((True, False), Restore.NONE, Restore.NONE),
+        ((True, True), Restore.DONE, Restore.PENDING),
+    ],
+)
+def test_node_restores_after_a_round_whose_workers_all_saved(
+    resumed: tuple[bool, ...], first: Restore, second: Restore
+) -> None:
+    driven = running()
+    driven.feed(saves(1, *resumed))
+    assert told(driven).restore is first
+    driven = second_round(*resumed)
+    assert told(driven).restore is second
+    driven.feed(saves(2, True))
+    assert told(driven).restore is second, "one worker has not saved"
+    driven.feed(saves(2, True, True))
+    assert told(driven).restore is Restore.DONE
+
+
+def test_round_that_ended_before_its_restore_leaves_the_next_one_to_restore() -> None:
+    driven = second_round(True, True)
+    for event in (stop(2), stopped(2), PortReserved(4003), directed_to(3), started(3)):
+        driven.feed(event)
+    assert told(driven).restore is Restore.PENDING
+
+
+def test_workers_of_leaving_node_run_until_they_restored_and_were_asked() -> None:
+    driven = second_round(True, True)
+    driven.feed(LeaveRequested("SIGTERM"))
+    at = wake_at(driven.state)
+    assert at is None or at > driven.now + ASK_SECONDS
+    driven.feed(Timer(), after=10.0)
+    assert not driven.only(StopGroup, driven.commands[-3:])
+    driven.feed(saves(2, True, True, keeps=True))
+    assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
+    assert driven.only(StopGroup, driven.feed(Timer(), after=ASK_SECONDS))
+
+
+def test_workers_of_leaving_node_that_hold_their_state_stop_once_restored() -> None:
+    driven = second_round(True, True)
+    driven.feed(LeaveRequested("SIGTERM"))
+    assert driven.only(StopGroup, driven.feed(saves(2, True, True), after=10.0))
+
+
+def test_urgent_leave_does_not_wait_for_the_restore() -> None:
+    driven = second_round(True, True)
+    driven.feed(LeaveRequested("SIGTERM"))
+    assert driven.only(StopGroup, driven.feed(LeaveRequested("SIGTERM", hurry=True)))
 
 
 def test_stop_without_request_to_workers_that_keep_their_state_is_not_logged() -> None:

@@ -16,6 +16,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     Member,
+    Restore,
     RoundState,
     Save,
 )
@@ -144,6 +145,32 @@ def test_workers_of_leaving_member_run_until_saved(
     b.later(0.1)
     assert isinstance(b.directive, Stop)
     assert not b.directive.kill
+
+
+RESTORES = replace(LEAVES, restore=Restore.PENDING)
+
+
+def test_workers_of_leaving_member_run_until_restored_and_asked() -> None:
+    b = saving_pair().hear(LocalChanged(RESTORES)).later(2.1)
+    assert isinstance(b.directive, Run)
+    b.hear(LocalChanged(replace(LEAVES, restore=Restore.DONE, keeps=True))).later(1.9)
+    assert isinstance(b.directive, Run)
+    b.later(0.1)
+    assert isinstance(b.directive, Stop), "there was no request"
+
+
+def test_workers_of_leaving_member_that_hold_their_state_stop_once_restored() -> None:
+    b = saving_pair().hear(LocalChanged(RESTORES)).later(2.1)
+    assert isinstance(b.directive, Run)
+    b.hear(LocalChanged(replace(LEAVES, restore=Restore.DONE)))
+    assert isinstance(b.directive, Stop)
+
+
+def test_workers_of_leaving_member_that_do_not_restore_in_time_stop() -> None:
+    b = saving_pair(leave_seconds=8.5).hear(LocalChanged(RESTORES)).later(3.4)
+    assert isinstance(b.directive, Run)
+    b.later(0.1)
+    assert isinstance(b.directive, Stop)
 
 
 def test_workers_of_leaving_member_without_time_to_save_stop_at_once() -> None:

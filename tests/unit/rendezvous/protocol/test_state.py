@@ -18,7 +18,7 @@ from elasticjob_rendezvous.protocol.state import (
     LeaveState,
     RoundMemory,
 )
-from elasticjob_rendezvous.protocol.worker_group import Local
+from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 # -- rounds ---------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_final_round_counts_once_its_roster_is_known() -> None:
 
 def test_staying_member_has_no_times_of_a_leave() -> None:
     leave, alarm = LeaveState(), Alarm()
-    leave.update(leaving=False, idle=True, now=5.0)
+    leave.update(Local(), 5.0, leaving=False)
     assert (leave.since, leave.idle_since) == (None, None)
     assert leave.was_seen(5.0, alarm), "nothing is to be seen"
     assert not leave.gave_up(500.0, alarm)
@@ -81,17 +81,18 @@ def test_staying_member_has_no_times_of_a_leave() -> None:
 
 def test_times_of_a_leave_are_those_of_its_first_steps() -> None:
     leave = LeaveState()
-    for now, idle in ((5.0, False), (6.0, False), (7.0, True), (8.0, True), (9.0, False)):
-        leave.update(leaving=True, idle=idle, now=now)
+    running, idle = Local(workers=Workers.RUNNING), Local()
+    for now, local in enumerate((running, running, idle, idle, running), 5):
+        leave.update(local, now, leaving=True)
     assert (leave.since, leave.idle_since) == (5.0, 7.0)
 
 
 def test_withdrawn_leave_is_forgotten() -> None:
     leave = LeaveState()
-    leave.update(leaving=True, idle=True, now=5.0)
-    leave.update(leaving=False, idle=True, now=6.0)
+    leave.update(Local(), 5.0, leaving=True)
+    leave.update(Local(), 6.0, leaving=False)
     assert (leave.since, leave.idle_since) == (None, None)
-    leave.update(leaving=True, idle=True, now=7.0)
+    leave.update(Local(), 7.0, leaving=True)
     assert (leave.since, leave.idle_since) == (7.0, 7.0)
 
 

@@ -13,6 +13,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     MemberState,
+    Restore,
     Round,
     RoundState,
     Save,
@@ -131,6 +132,79 @@ def test_gang_that_leaves_as_a_whole_is_not_asked_to_keep_its_state() -> None:
     for name in "ac":
         gang.job.change(name, state=MemberState.LEAVING)
     assert gang.due() == LEAVING
+
+
+def restoring(**restores: Restore) -> Gang:
+    """Return a gang in which the named members report their restore, and have no flags yet."""
+    gang = Gang()
+    for name in "abc":
+        restore = restores.get(name, Restore.NONE)
+        gang.job.change(name, saves=False, restore=restore)
+    return gang
+
+
+def resumed(gang: Gang, names: str) -> None:
+    for name in names:
+        gang.job.change(name, restore=Restore.DONE, keeps=True)
+
+
+def test_leave_of_memory_that_is_being_restored_waits_until_all_members_have_saved_a_step() -> None:
+    gang = restoring(a=Restore.PENDING, b=Restore.PENDING)
+    assert gang.due() is None
+    resumed(gang, "b")
+    assert gang.due(after=4.0) is None, "nothing is known of c, and a has not saved"
+    resumed(gang, "ac")
+    assert gang.due(after=2.0) == Save(LEAVE, 19.0)
+
+
+def test_leave_of_memory_that_is_being_restored_is_bounded_by_its_grace() -> None:
+    gang = restoring(b=Restore.PENDING)
+    assert gang.due() is None
+    assert gang.timers.wake == pytest.approx(gang.job.now + 25.0)
+    assert gang.due(after=24.9) is None
+    assert gang.due(after=0.2) == LEAVING
+
+
+@pytest.mark.parametrize(
+    "restores",
+    [{}, {"a": Restore.PENDING, "c": Restore.PENDING}, dict.fromkeys("abc", Restore.DONE)],
+    ids=["no snapshots", "the member that leaves has none", "restored by all"],
+)
+def test_leave_does_not_wait_for_other_memory(restores: dict[str, Restore]) -> None:
+    assert restoring(**restores).due() == LEAVING
+
+
+def test_restore_is_not_awaited_if_no_memory_stays_or_the_gang_is_incomplete() -> None:
+    gang = restoring(**dict.fromkeys("abc", Restore.PENDING))
+    gang.job.change("c", round=0, state=MemberState.WAITING)
+    assert gang.due() == LEAVING
+    gang = restoring(**dict.fromkeys("abc", Restore.PENDING))
+    for name in "ac":
+        gang.job.change(name, state=MemberState.LEAVING)
+    assert gang.due() == LEAVING
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"),
+    [
+        (CauseKind.JOIN, False),
+        (CauseKind.PREEMPTION, True),
+        (CauseKind.SCALE_DOWN, True),
+        (CauseKind.LOSS, False),
+        (CauseKind.FAILURE, False),
+    ],
+)
+def test_only_members_that_go_keep_a_round_that_restores(kind: CauseKind, waits: bool) -> None:
+    gang = restoring(a=Restore.PENDING, b=Restore.PENDING)
+    end = RoundEnd(cause=Cause(kind))
+    assert gang.due(end) == (None if waits else end)
+
+
+def test_end_of_the_job_does_not_wait_for_a_restore() -> None:
+    gang = restoring(**dict.fromkeys("abc", Restore.PENDING))
+    gang.job.change("b", state=MemberState.RUNNING)
+    end = RoundEnd(cause=Cause(CauseKind.LEAVE, (), "Suspended"))
+    assert gang.due(end, ends_job=True) == end
 
 
 @pytest.mark.parametrize(
