@@ -302,7 +302,7 @@ def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=993)
 def memory_leaves_before_it_was_restored() -> Iterator[EngineFactory]:
     """End a round for a leave before the nodes that stay have restored."""
     with patch.object(checkpoint_gate, "_must_restore", lambda *_: False):
