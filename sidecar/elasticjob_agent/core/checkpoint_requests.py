@@ -53,18 +53,27 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
-    """Return True if a leaving node's workers run on: to restore, or for a save request.
+    """Return True if a leaving node's workers run on: to restore, or for a save request."""
+    if state.leaving_at is None:
+        return False
+    if waits_to_restore(state, group):
+        return True
+    if state.is_urgent or not _precedes_stop(state, group):
+        return False
+    if not (wants_to_save(group) or wants_to_keep(group)):
+        return False
+    return _request(state) is not None or now < _asked_by(state.leaving_at, group)
+
+
+def waits_to_restore(state: State, group: WorkerGroup) -> bool:
+    """Return True if a leaving node's workers run on to restore, until the rendezvous stops them.
 
     The memory of this node may be the last with the newest snapshot. Once all nodes have restored
     it and made a step, the next planned stop saves it in another place.
     """
-    if state.is_urgent or state.leaving_at is None or not _precedes_stop(state, group):
+    if state.is_urgent or not _precedes_stop(state, group):
         return False
-    if restore(state, group) is Restore.PENDING:
-        return True  # until the rendezvous orders the stop
-    if not (wants_to_save(group) or wants_to_keep(group)):
-        return False
-    return _request(state) is not None or now < _asked_by(state.leaving_at, group)
+    return restore(state, group) is Restore.PENDING
 
 
 def is_unasked(state: State, number: int) -> bool:
@@ -82,7 +91,7 @@ def request_timeout_at(state: State) -> float | None:
         return None
     if state.leaving_at is None or not waits_to_save(state, group, state.leaving_at):
         return None
-    return None if restore(state, group) is Restore.PENDING else _asked_by(state.leaving_at, group)
+    return None if waits_to_restore(state, group) else _asked_by(state.leaving_at, group)
 
 
 def have_resumed(group: WorkerGroup) -> bool:

@@ -19,6 +19,7 @@ from elasticjob_agent.core.checkpoint_requests import (
     restore,
     save_error,
     saved,
+    waits_to_restore,
     wants_to_keep,
     wants_to_save,
 )
@@ -313,6 +314,11 @@ def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:
             yield LogLine(f"ignoring the request to leave, the agent is already ending: {reason}")
     if after.leaving and not before.leaving:
         yield LogLine(f"leaving: {after.leaving}")
+        if after.busy and after.group is not None and waits_to_restore(after, after.group):
+            yield LogLine(
+                f"workers of round {after.group.round} run on until all nodes have restored: the "
+                "memory of this node may have the only copy of the newest snapshot"
+            )
     if after.group is not None:
         yield from _group_lines(before.group, after.group)
 

@@ -177,7 +177,9 @@ def test_round_that_ended_before_its_restore_leaves_the_next_one_to_restore() ->
 
 def test_workers_of_leaving_node_run_until_they_restored_and_were_asked() -> None:
     driven = second_round(True, True)
-    driven.feed(LeaveRequested("SIGTERM"))
+    lines = [line.text for line in driven.only(LogLine, driven.feed(LeaveRequested("SIGTERM")))]
+    assert lines[0] == "leaving: SIGTERM"
+    assert "run on until all nodes have restored" in lines[1]
     at = wake_at(driven.state)
     assert at is None or at > driven.now + ASK_SECONDS
     driven.feed(Timer(), after=10.0)
@@ -196,7 +198,9 @@ def test_workers_of_leaving_node_that_hold_their_state_stop_once_restored() -> N
 def test_urgent_leave_does_not_wait_for_the_restore() -> None:
     driven = second_round(True, True)
     driven.feed(LeaveRequested("SIGTERM"))
-    assert driven.only(StopGroup, driven.feed(LeaveRequested("SIGTERM", hurry=True)))
+    commands = driven.feed(LeaveRequested("SIGTERM", hurry=True))
+    assert driven.only(StopGroup, commands)
+    assert not any("restored" in line.text for line in driven.only(LogLine, commands))
 
 
 def test_stop_without_request_to_workers_that_keep_their_state_is_not_logged() -> None:
