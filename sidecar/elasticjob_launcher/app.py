@@ -28,6 +28,7 @@ from elasticjob_launcher.processes.workers import Workers
 from elasticjob_launcher.proof import MAX_SECONDS, Message, Peer, Question
 from elasticjob_launcher.settings import (
     NESTED,
+    REFUSE,
     Settings,
     SettingsError,
     check_socket_path,
@@ -98,7 +99,7 @@ class Launcher:
         if node_launch and settings.nproc not in ("", ACCELERATORS):
             self._env.setdefault(TORCHRUN_WORKERS, torchrun_word(settings.nproc))
         elif settings.check and not node_launch:
-            self._env.setdefault(NESTED, "refuse")
+            self._env[NESTED] = self._env.get(NESTED) or REFUSE
         # A custom `start` has no command to preload for.
         self._zygote = None if start is not None else self._new_zygote()
         self._stores = self._new_stores(self._zygote)

@@ -27,7 +27,8 @@ COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
 SNAPSHOT_VOLUME = "ELASTICJOB_SNAPSHOT_VOLUME"
 SEVERAL_NODES = "ELASTICJOB_SEVERAL_NODES"
 NESTED = "ELASTICJOB_NESTED_LAUNCH"
-"""Variable of the workers: `refuse` or `allow` a torchrun inside of a worker."""
+"""Variable of the workers: `refuse` or `allow` a torchrun inside of a worker; empty as absent."""
+REFUSE, ALLOW = "refuse", "allow"
 
 OWN_VARIABLES = (
     SOCKET,
@@ -155,6 +156,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
         snapshot_volume=environ.get(SNAPSHOT_VOLUME) or DEFAULT_SNAPSHOT_VOLUME,
     )
+    _check_nested(environ)
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
     return settings
@@ -249,6 +251,12 @@ def _signal(environ: Mapping[str, str], name: str) -> int:
     if found is None:
         raise SettingsError(f"{name} must be one of {', '.join(known)}, got {text!r}")
     return found
+
+
+def _check_nested(environ: Mapping[str, str]) -> None:
+    text = environ.get(NESTED, "")
+    if text not in ("", REFUSE, ALLOW):
+        raise SettingsError(f"{NESTED} must be {REFUSE} or {ALLOW}, got {text!r}")
 
 
 def _descriptors(environ: Mapping[str, str], name: str) -> tuple[int, ...]:

@@ -39,6 +39,7 @@ KILLED_SECONDS = 2.0
 OUTPUT_CHARACTERS = 1500
 
 _NUMBER = "set nprocPerNode to a number"
+_NOT_REPLACED = "in a pod, the container has no such variable; outside of one, set a number"
 _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 _DEVICE_TYPE = re.compile(r"[a-z_][a-z0-9_]*")
 _RUN = (
@@ -79,7 +80,7 @@ def count_workers(
     if not _DEVICE_TYPE.fullmatch(word):
         raise CountError(
             f"nprocPerNode must be auto, gpu, cpu or a number, got {word!r}"
-            + (": the container has no such variable" if "$(" in word else "")
+            + (f": {_NOT_REPLACED}" if "$(" in word else "")
         )
     devices = count_devices(word, argv, env, seconds)
     if devices.trouble:

@@ -31,6 +31,7 @@ from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.etcd import free_ports
 from elasticjob_cli.output import final_summary, show_text
 from elasticjob_cli.usage_errors import Command
+from elasticjob_launcher.command_line.launchers import unabbreviated
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.agent")
@@ -141,18 +142,36 @@ CONTEXT = {"allow_interspersed_args": False}
 
 
 class AgentCommand(Command):
-    """Command that drops a `--` right after the script, unless one precedes the script.
+    """Command that accepts abbreviations of torchrun's options, and drops a `--` right after the
+    script, unless one precedes the script.
 
     torchrun's parser, argparse, does so, and scripts without positional arguments depend on it.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = self._unabbreviated(args)
         before = tuple(args)
         rest = super().parse_args(ctx, args)
         words = tuple(ctx.params["command"] or ())
         if words[1:2] == ("--",) and before[-len(words) - 1 : -len(words)] != ("--",):
             ctx.params["command"] = (words[0], *words[2:])
         return rest
+
+    def _unabbreviated(self, args: list[str]) -> list[str]:
+        """Return the words with the full names of torchrun's options before the script."""
+        takes_value: dict[str, bool] = {}
+        of_torchrun = {"--help"}
+        for option in (one for one in self.params if one.param_type_name == "option"):
+            takes_value.update(dict.fromkeys(option.opts, not getattr(option, "is_flag", False)))
+            if any(name.startswith("PET_") for name in option.envvar or ()):
+                of_torchrun.update(name for name in option.opts if name.startswith("--"))
+        found, at = list(args), 0
+        while at < len(found) and found[at].startswith("-") and found[at] not in ("-", "--"):
+            if found[at].partition("=")[0] not in takes_value:
+                found[at] = unabbreviated(found[at], of_torchrun)
+            name, equals, _ = found[at].partition("=")
+            at += 2 if takes_value.get(name) and not equals else 1
+        return found
 
 
 COMMAND_CLASS = AgentCommand

@@ -17,7 +17,7 @@ from elasticjob_cli.convert.field_reader import Json, Part, Remark
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER
 from elasticjob_operator.domain.manifests.pod import PodSettings, traits_of
 from elasticjob_operator.domain.manifests.sidecar import resources
-from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.torchrun import TORCHRUN, CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import LaunchSpec, trainer_command
 from elasticjob_operator.model.problems import Location, field_path
 from elasticjob_operator.model.types import Launch
@@ -52,7 +52,7 @@ class Command:
 def option(words: Sequence[str], name: str) -> str | None:
     """Return the value of a launcher's option in any spelling; None if it is not given."""
     for index, word in enumerate(words):
-        key, equals, value = word.partition("=")
+        key, equals, value = TORCHRUN.full(word).partition("=")
         if key.replace("_", "-") == name:
             return value if equals else next(iter(words[index + 1 :]), None)
     return None

@@ -25,7 +25,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
     WriteParams,
 )
-from elasticjob_operator.domain.plan.lifecycle import deadline
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, deadline
 from elasticjob_operator.domain.plan.planner import Plan, earliest, plan
 from elasticjob_operator.kubernetes.errors import Forbidden, Invalid, KubeError
 from elasticjob_operator.model import ElasticJob, Status
@@ -217,7 +217,10 @@ class Pass:
 
     def due_seconds(self, job: ElasticJob, status: Status, now: datetime) -> float | None:
         """Return the seconds until the next plan of the job differs without any event; None for
-        never. `status` is the job's after the pass, which may define its deadline."""
+        never. `status` is the job's after the pass, which may define its deadline, or its end,
+        from which the actions after it count."""
+        if status.phase in FINISHED and job.status.phase not in FINISHED:
+            return 0.0
         return seconds_until(now, self.planned.wake_at, deadline_by(job, status))
 
 

@@ -203,22 +203,28 @@ class Reconciler:
             self._record_events(job, job.status, job.status, applied)
             return SETTLING_SECONDS
         before = stored if raw.get("status") else None
-        status = await self._write_status(job, raw, before, memory, observed, done, changed_at)
-        if status is None:
-            return NOW_SECONDS
-        if applied.unfinished and applied.deleted:
-            return NOW_SECONDS  # a refusal of some pods must not delay the deletion of the others
-        if isinstance(applied.error, QuotaConflict):
-            return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
-        due = done.due_seconds(job, status, self._dependencies.now())
-        if applied.error is not None:
-            if not applied.kept:  # pods that cannot be deleted have an event of their own
-                self._record_refused(job, applied.error)
-            raise Retry(str(applied.error), due_seconds=due) from applied.error
-        if is_steered(job) and awaits_resumption(job, status.phase):
-            _check_readable(observed)
-        seconds = await self._next(job, memory, done, due)
-        revoke = await self._revoke(job, memory, source, observed)
+        due = done.due_seconds(job, job.status, self._dependencies.now())
+        try:
+            status = await self._write_status(job, raw, before, memory, observed, done, changed_at)
+            if status is None:
+                return NOW_SECONDS
+            if applied.unfinished and applied.deleted:
+                return NOW_SECONDS  # a refused deletion must not delay the others
+            if isinstance(applied.error, QuotaConflict):
+                return QUOTA_CONFLICT_SECONDS  # other requests cause it, not the job
+            due = done.due_seconds(job, status, self._dependencies.now())
+            if applied.error is not None:
+                if not applied.kept:  # pods that cannot be deleted have an event of their own
+                    self._record_refused(job, applied.error)
+                raise Retry(str(applied.error), due_seconds=due) from applied.error
+            if is_steered(job) and awaits_resumption(job, status.phase):
+                _check_readable(observed)
+            seconds = await self._next(job, memory, done, due)
+            revoke = await self._revoke(job, memory, source, observed)
+        except Retry:
+            raise
+        except EXPECTED as error:
+            raise Retry(str(error), due_seconds=due) from error
         return _soonest(seconds, self._due_by(job, status, done.planned), revoke)
 
     async def _next(
@@ -366,9 +372,7 @@ class Reconciler:
                 written = await self._writer.write(memory, raw, patch, document)
             except KubeError as error:
                 memory.change.restore(changed_at)
-                self._record_events(
-                    job, job.status, job.status, applied
-                )  # post the applied actions
+                self._record_events(job, job.status, job.status, applied)  # the applied actions
                 if isinstance(error, Conflict | NotFound):
                     return None
                 if isinstance(error, Forbidden | Invalid):  # nothing else shows it to the user

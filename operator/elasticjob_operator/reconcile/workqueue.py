@@ -42,15 +42,8 @@ class Retry(Exception):
             does not wait for the back-off.
     """
 
-    def __init__(
-        self,
-        message: str,
-        delay_seconds: float = 0.0,
-        kind: str = "",
-        due_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, message: str, kind: str = "", due_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.delay_seconds = delay_seconds
         self.kind = kind
         self.due_seconds = due_seconds
 
@@ -94,11 +87,10 @@ class DelayingQueue:
         self._failures.pop(key, None)
         self._end(key)
 
-    def fail(self, key: JobKey, now: float, least_seconds: float = 0.0) -> float:
+    def fail(self, key: JobKey, now: float) -> float:
         """End the work and schedule the next attempt; return the seconds until then."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16), MOST_BACKOFF_SECONDS)
-        delay = max(delay, least_seconds)
         self.schedule(key, now + delay)
         self._end(key)
         return delay
@@ -213,9 +205,8 @@ class WorkQueue:
             self._changed.set()
 
     def _retry(self, key: JobKey, error: Exception) -> None:
-        least = error.delay_seconds if isinstance(error, Retry) else 0.0
         now = self._clock()
-        delay = self._queue.fail(key, now, least)
+        delay = self._queue.fail(key, now)
         due = error.due_seconds if isinstance(error, Retry) else None
         if due is not None and due < delay:
             self._queue.schedule(key, now + due)

@@ -7,7 +7,7 @@ launcher process decides with it that a command cannot be preloaded. No I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -358,3 +358,16 @@ def _launcher(command: _Command | None, arguments: Sequence[str]) -> Launcher | 
         return command.launcher
     given = next((word for word in arguments if not word.startswith("-")), "")
     return command.launcher if given in command.subcommands else command.others.get(given)
+
+
+def unabbreviated(word: str, options: Collection[str]) -> str:
+    """Return a long option of torchrun with its full name, as argparse reads it.
+
+    The beginning of one of the options stands for it, unless another one has the same. Spellings
+    count as different options: `--nproc-p` and `--nproc_p` are abbreviations, `--nproc` is not.
+    """
+    name, equals, value = word.partition("=")
+    if name == "--" or not name.startswith("--") or name in options:
+        return word
+    found = [option for option in options if option.startswith(name)]
+    return f"{found[0]}{equals}{value}" if len(found) == 1 else word

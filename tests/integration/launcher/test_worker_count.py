@@ -155,7 +155,7 @@ def test_environment_of_the_command_applies_to_the_count(
     [
         ("", "gpu", "nprocPerNode is gpu, but there is no accelerator: torch "),
         ("", "xpu", "nprocPerNode is xpu, but there is no xpu device: torch "),
-        ("", "$(WORKERS)", "got '$(WORKERS)': the container has no such variable"),
+        ("", "$(WORKERS)", "got '$(WORKERS)': in a pod, the container has no such variable"),
         ("", "8x", "nprocPerNode must be auto, gpu, cpu or a number, got '8x'"),
         ("", "0", "must be from 1 to 1024, got 0"),
         ("", "5/2", "5 processes cannot be divided evenly among 2 machines"),

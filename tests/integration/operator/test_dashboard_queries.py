@@ -88,7 +88,7 @@ def act(number: int, agents: Agents, ns: Namespace, failing: Metrics) -> None:
     record = replace(record, backoff_ms=10, confirm_ms=4, cold_nodes=1)
     agents.put(agents.keys.history(number), replace(record, start_ms=30, first_step_ms=70))
     ns.scale(1 if number % 2 else 2)
-    failing.count_error(Retry("etcd refuses", 1.0, "EtcdRefused"))
+    failing.count_error(Retry("etcd refuses", kind="EtcdRefused"))
     failing.stops.labels("Saved").inc()
 
 

@@ -334,6 +334,9 @@ def test_workers_are_counted_as_in_a_pod() -> None:
     assert said.startswith("--nproc-per-node=gpu: nprocPerNode is gpu, but there is no accelerator")
     assert "container" not in said, "the machine of an agent may have none"
     assert remedy.endswith("in a pod, request the accelerator in the container's resources")
+    with pytest.raises(SettingsError) as unreplaced:
+        slots_of("$(WORKERS)")
+    assert str(unreplaced.value).endswith("no such variable; outside of one, set a number")
 
 
 @pytest.mark.parametrize(

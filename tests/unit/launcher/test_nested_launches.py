@@ -564,7 +564,10 @@ def test_first_worker_of_a_node_may_start_a_job_of_its_own(
     assert creators["c10d"]("x") == "x"
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "refuse"), ({NESTED: "allow"}, "allow")])
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "refuse"), ({NESTED: ""}, "refuse"), ({NESTED: "allow"}, "allow")],
+)
 def test_value_of_the_container_decides_on_a_launcher_inside_of_a_worker(
     given: dict[str, str], found: str
 ) -> None:

@@ -67,6 +67,8 @@ def test_wrong_number_of_setup_words_is_refused(count: list[str]) -> None:
         ("ELASTICJOB_STANDBY_SECONDS", "1m"),
         ("ELASTICJOB_SAVE_SIGNAL", "KILL"),
         ("ELASTICJOB_SAVE_SIGNAL", "10"),
+        ("ELASTICJOB_NESTED_LAUNCH", "Refuse"),
+        ("ELASTICJOB_NESTED_LAUNCH", "1"),
         ("ELASTICJOB_STANDBY_MIB", "4Gi"),
         ("ELASTICJOB_AGENT_FD", "x"),
         ("ELASTICJOB_SOCKET", "/" + "x" * 107),

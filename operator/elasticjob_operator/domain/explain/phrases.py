@@ -23,10 +23,12 @@ from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUND_MEMBERS,
     CauseStatus,
+    RendezvousStatus,
     RoundStatus,
     Status,
     StopStatus,
 )
+from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_in_detail
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -95,6 +97,19 @@ def round_cause(found: RoundStatus, status: Status) -> str:
     if current is not None and set(found.members) <= set(current.members):
         return cause_text(cause.model_copy(update={"members": current.members}))
     return cause_text(cause, len(found.members) == MAX_ROUND_MEMBERS)
+
+
+def restart_text(current: RendezvousStatus) -> str:
+    """Return the reason for which a job that has trained is between two rounds, as text.
+
+    A first round after another one is that of a job that was suspended and resumed before its
+    status showed the suspension. Its rendezvous is closed until then.
+    """
+    cause = current.cause
+    closed = current.state is RendezvousState.CLOSED
+    if cause is None or cause.kind == CauseKind.START or closed:
+        return "the job resumes"
+    return cause_text(cause)
 
 
 def cause_text(cause: CauseStatus, cut: bool = False) -> str:

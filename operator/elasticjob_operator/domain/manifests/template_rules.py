@@ -18,6 +18,7 @@ from elasticjob_operator.domain.manifests.names import (
     STORAGE_PATH,
 )
 from elasticjob_operator.model.problems import Location, Problem
+from elasticjob_rendezvous.protocol.text import echoed
 
 POD_SPEC: Location = ("spec", "template", "spec")
 
@@ -59,9 +60,11 @@ def mappings(holder: Json, name: str, location: Location) -> list[Json]:
 
 
 OWN_VARIABLES = "ELASTICJOB_"
+NESTED_LAUNCH = "ELASTICJOB_NESTED_LAUNCH"
+NESTED_LAUNCHES = ("refuse", "allow")
 USERS_VARIABLES = frozenset(
     {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
-    | {"ELASTICJOB_COUNT_SECONDS", "ELASTICJOB_NESTED_LAUNCH", "ELASTICJOB_TOPOLOGY_DOMAIN"}
+    | {"ELASTICJOB_COUNT_SECONDS", NESTED_LAUNCH, "ELASTICJOB_TOPOLOGY_DOMAIN"}
 )
 """Variables with this prefix that users may set."""
 _EVERY_POD = {
@@ -128,6 +131,13 @@ def _trainer_conflicts(trainer: Json, location: Location) -> Iterator[TemplateRe
             yield TemplateRefused.at(
                 (*location, "env", index, "name"),
                 f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
+            )
+        value = str(variable.get("value") or "")
+        is_literal = value and "$(" not in value
+        if name == NESTED_LAUNCH and is_literal and value not in NESTED_LAUNCHES:
+            yield TemplateRefused.at(
+                (*location, "env", index, "value"),
+                f"must be {' or '.join(NESTED_LAUNCHES)}; got {echoed(value)}",
             )
     for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
         for path, what in _OWN_PATHS.items():

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elasticjob_launcher.command_line.launchers import unabbreviated
 from elasticjob_operator.model.job import MAX_NPROC, NPROC_WORDS
 
 
@@ -33,6 +34,7 @@ class Launcher:
             numbers, addresses or logging, which the job sets itself.
         refused: options that change the worker's environment, with the alternative.
         note: further advice to the user.
+        abbreviates: True if its parser accepts abbreviations of these options; they are all.
     """
 
     name: str
@@ -41,6 +43,14 @@ class Launcher:
     env: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    abbreviates: bool = False
+
+    def full(self, word: str) -> str:
+        """Return an option that may be abbreviated with its full name."""
+        if not self.abbreviates:
+            return word
+        names = {"--help", *self.valued, *self.flags, *self.refused}
+        return unabbreviated(word, names | {f"--{one[2:].replace('-', '_')}" for one in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ TORCHRUN = Launcher(
         "--run-path": "give the script as the first argument instead",
         "--virtual-local-rank": "let the script take the device of its LOCAL_RANK",
     },
+    abbreviates=True,
 )
 LAUNCH = replace(TORCHRUN, name="torch.distributed.launch", flags=TORCHRUN.flags | {_USE_ENV})
 ACCELERATE = Launcher(
@@ -167,7 +178,7 @@ def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tu
         text = left.pop(0)
         if text == "--":
             return options, tuple(left)
-        name, value, attached = _split(text)
+        name, value, attached = _split(launcher.full(text))
         if name in launcher.valued and not attached:
             if not left:
                 raise CannotUnwrap(f"{launcher.name} {text} must have a value")

@@ -13,7 +13,7 @@ from enum import StrEnum
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
 from elasticjob_operator.domain.explain.changed_pods import unowned_text
 from elasticjob_operator.domain.explain.phrases import (
-    cause_text,
+    restart_text,
     round_cause,
     saving_text,
     stop_report,
@@ -42,7 +42,13 @@ from elasticjob_operator.domain.status.rounds import (
 )
 from elasticjob_operator.domain.status.set_aside import SetAside, set_aside_sentence
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, FailureStatus, RoundStatus, Status
+from elasticjob_operator.model.status import (
+    Condition,
+    FailureStatus,
+    RendezvousStatus,
+    RoundStatus,
+    Status,
+)
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -418,9 +424,7 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
             yield _normal("Running", f"trains on {nodes} node{_plural(nodes)}")
         case Phase.RESTARTING:
-            cause = after.rendezvous.cause if after.rendezvous else None
-            text = cause_text(cause) if cause else "a new round is being formed"
-            yield _normal("Restarting", text)
+            yield _normal("Restarting", restart_text(after.rendezvous or RendezvousStatus()))
         case Phase.SUSPENDING:
             yield _normal("Suspending", "runPolicy.suspend is true: its pods are being stopped")
         case Phase.SUSPENDED:

@@ -108,6 +108,15 @@ def test_trainer_that_cannot_be_launched_is_refused(container: Any, words: str) 
     assert words in refusal(document)
 
 
+def test_abbreviated_options_of_torchrun_become_fields() -> None:
+    document = job()
+    trainer(document).pop("args", None)
+    trainer(document)["command"] = ["torchrun", "--nproc-p=2", "--max-rest", "5", "train.py"]
+    spec = converted(document)[0]["spec"]
+    assert spec["template"]["spec"]["containers"][0]["command"] == ["python3", "-u", "train.py"]
+    assert (spec["nprocPerNode"], spec["maxRestarts"]) == (2, 5)
+
+
 @pytest.mark.parametrize(
     ("command", "workers"),
     [

@@ -73,7 +73,16 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.timings import History
 from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
-from tests.unit.operator.builders import NOW, ago, final_round, job, manifest, observed, running
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    job,
+    manifest,
+    observed,
+    running,
+)
 from tests.unit.operator.rendezvous.fake_source import FakeSource
 
 KEY = JobKey("default", "job")
@@ -470,17 +479,17 @@ LATE = {"runPolicy": {"activeDeadlineSeconds": 100}}
 PATIENT = {"elasticity": {"pendingTimeoutSeconds": 90}}
 
 
-@pytest.mark.parametrize("kind", ["owned object", "pods"])
+@pytest.mark.parametrize("kind", ["owned object", "pods", "status"])
 @pytest.mark.parametrize(
     ("spec", "started", "since", "due"),
     [
         (LATE, 60, None, 40.0),
-        (LATE, 100, None, None),
+        (LATE, 100, None, 0.0),
         ({}, 60, None, None),
         (PATIENT, 60, 20, 70.0),
         (LATE, None, None, 100.0),
     ],
-    ids=["deadline", "past deadline", "no deadline", "pending timeout", "start in this pass"],
+    ids=["deadline", "end in this pass", "no deadline", "pending timeout", "start in this pass"],
 )
 def test_refused_request_does_not_postpone_the_deadlines_of_the_job(
     kind: str, spec: Json, started: int | None, since: int | None, due: float | None
@@ -496,6 +505,9 @@ def test_refused_request_does_not_postpone_the_deadlines_of_the_job(
     if kind == "pods":
         rig.applier.refusal = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
         rig.applier.refused = True
+    elif kind == "status":
+        rig.api.error = Forbidden("patch elasticjobs default/job", "a policy")
+        due = None if started is None else due or None  # neither start nor end is stored
     else:
         rig.applier.error = Forbidden("create services default/job", "a policy")
     with pytest.raises(Retry) as caught:
@@ -503,14 +515,42 @@ def test_refused_request_does_not_postpone_the_deadlines_of_the_job(
     assert caught.value.due_seconds == due
 
 
+@pytest.mark.parametrize("kind", ["owned object", "budget", "status"])
+def test_refused_request_does_not_delay_the_actions_after_the_end_of_the_job(kind: str) -> None:
+    """They count from the end, which only the status of this pass defines."""
+    rig = Rig(view=closed(OutcomeKind.SUCCEEDED))
+    rig.api.status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
+    rig.observer.before = observed(*running(1), view=rig.observer.view)
+    error = Forbidden("patch", "a policy")
+    if kind == "status":
+        rig.api.error = error
+    elif kind == "budget":
+        rig.budgets.error = error
+    else:
+        rig.applier.error = error
+    with pytest.raises(Retry) as caught:
+        rig.reconcile()
+    assert caught.value.due_seconds == (None if kind == "status" else 0.0)
+    if kind != "status":
+        rig.api.status = merged_with(rig.api.status, rig.api.writes[-1]["status"])
+        assert rig.api.status["phase"] == "Succeeded"
+        with pytest.raises(Retry) as caught:
+            rig.reconcile()
+        assert caught.value.due_seconds != 0.0, "once: the request is refused again"
+
+
 def test_refused_deletion_of_the_budget_of_a_finished_job_is_an_event() -> None:
     rig = Rig()
-    rig.api.status = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}
+    rig.api.spec = {"runPolicy": {"ttlSecondsAfterFinished": 100}}
+    ended = ago(70).strftime("%Y-%m-%dT%H:%M:%SZ")
+    rig.api.status = {"phase": "Succeeded", "completionTime": ended}
     rig.observer.before = observed(*running(1))
     rig.budgets.error = Forbidden("delete poddisruptionbudgets default/job", "a policy")
-    with pytest.raises(Retry):
+    with pytest.raises(Retry) as caught:
         rig.reconcile()
     assert "WriteRefused" in rig.recorder.posted
+    assert caught.value.due_seconds is not None, "its TTL does not wait for the back-off"
+    assert caught.value.due_seconds <= 30.0
 
 
 def newer(**changes: Any) -> Json:

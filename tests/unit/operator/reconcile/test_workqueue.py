@@ -86,13 +86,6 @@ def test_event_does_not_wait_for_the_back_off() -> None:
     assert queue.take(0.1) == A
 
 
-def test_error_may_request_a_longer_back_off() -> None:
-    queue = DelayingQueue()
-    queue.schedule(A, 0.0)
-    queue.take(0.0)
-    assert queue.fail(A, 0.0, least_seconds=30.0) == 30.0
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([A, B, C]), st.sampled_from(["wake", "take", "succeed", "fail"])),

@@ -652,6 +652,24 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         ),
         "Between two rounds, because job-2 joined: 3 nodes are confirming the round.",
     ),
+    "suspended and resumed before the status showed it": (
+        observed(
+            view=replace(
+                closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED),
+                cause=Cause(CauseKind.JOIN, ("job-2",)),
+            )
+        ),
+        "Between two rounds, because the job resumes: 0 of 3 nodes have joined (at least 2 are "
+        "needed); its pods are not created yet.",
+    ),
+    "pods of that resumption": (
+        observed(
+            *running(3),
+            view=forming(Cause(CauseKind.START), {"job-0": "waiting"}, round=1, rounds=()),
+        ),
+        "Between two rounds, because the job resumes: 1 of 3 nodes have joined (at least 2 are "
+        "needed); job-1 and job-2 are starting.",
+    ),
 }
 
 

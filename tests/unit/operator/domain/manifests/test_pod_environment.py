@@ -28,7 +28,11 @@ from elasticjob_launcher.worker_count import Count, count_workers, usable_cpus
 from elasticjob_operator.domain.manifests import names, pod, trainer_command
 from elasticjob_operator.domain.manifests.owned_objects import Access, secret_data
 from elasticjob_operator.domain.manifests.pod import PodSettings
-from elasticjob_operator.domain.manifests.template_rules import USERS_VARIABLES, check_template
+from elasticjob_operator.domain.manifests.template_rules import (
+    USERS_VARIABLES,
+    TemplateRefused,
+    check_template,
+)
 from elasticjob_rendezvous.etcd.endpoints import LoginFiles, Tls
 from tests.unit.operator.builders import job
 
@@ -125,9 +129,17 @@ def test_users_may_name_the_topology_domain_for_the_script() -> None:
 def test_users_may_allow_a_launcher_inside_of_a_worker() -> None:
     check_template({"containers": [{"name": "t", "env": [{"name": NESTED}]}]}, "t")
     assert worker_environment({NESTED: "allow"}) == {NESTED: "allow"}
+    variable: dict[str, Any] = {"name": NESTED}
+    spec = {"containers": [{"name": "t", "env": [variable]}]}
+    for variable["value"] in ("", "refuse", "allow", "$(NESTED)"):
+        check_template(spec, "t")
+    variable["value"] = "no"
+    with pytest.raises(TemplateRefused) as caught:
+        check_template(spec, "t")
+    assert str(caught.value).endswith("env[0].value: must be refuse or allow; got 'no'")
 
 
-@pytest.mark.parametrize("name", sorted(USERS_VARIABLES - {"ELASTICJOB_TOPOLOGY_DOMAIN", NESTED}))
+@pytest.mark.parametrize("name", sorted(USERS_VARIABLES - {"ELASTICJOB_TOPOLOGY_DOMAIN"}))
 def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
     check_template({"containers": [{"name": "t", "env": [{"name": name}]}]}, "t")
     with pytest.raises(SettingsError, match=name):

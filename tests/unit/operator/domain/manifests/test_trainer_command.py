@@ -78,6 +78,12 @@ def test_arguments_stay_where_the_kubelet_expands_them() -> None:
             "python3 -u train.py",
         ),
         (
+            "torchrun --nn=1:2 --nproc-p=2 --rdzv_e $(HOST):1 --stan --t 3 train.py --nn",
+            "python3",
+            "python3 -u train.py --nn",
+        ),
+        ("python -m torch.distributed.launch --use- --role x t.py", "python", "python -u t.py"),
+        (
             "torchrun --node-rank=$(RANK) --master-addr x --master_port 1 train.py",
             "python3",
             "python3 -u train.py",

@@ -47,10 +47,10 @@ from elasticjob_operator.model.status import (
     Status,
     StopStatus,
 )
-from elasticjob_operator.model.types import ConditionType, Phase
+from elasticjob_operator.model.types import ConditionType, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
-from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, OutcomeKind
 from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState, StoreTrouble
 from tests.unit.operator.builders import (
     NOW,
@@ -122,6 +122,16 @@ def test_recovery_gives_one_event_with_all_parts() -> None:
     assert told(after, later) == []
     assert [found.round for found in stepped_rounds(after, later)] == [3]
     assert stepped_rounds(later, later) == []
+
+
+def test_restart_by_a_resumption_that_no_status_preceded_says_so() -> None:
+    before = status_of(final_round(2, 3, rounds=(FIRST, SECOND)))
+    forming = replace(
+        final_round(2, 1),
+        state=RendezvousState.JOINABLE,
+        cause=Cause(CauseKind.START),
+    )
+    assert ("Restarting", "the job resumes") in told(before, status_of(forming, before))
 
 
 def test_first_round_gives_started_event() -> None:
