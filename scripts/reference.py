@@ -158,9 +158,12 @@ def metrics() -> str:
         "# Metrics and alerts\n\n",
         "Metrics of the operator's port `metrics`, and the chart's alerts. ",
         _MARK,
-        "\nThe chart's `metrics.serviceMonitor.enabled` has Prometheus scrape them, ",
-        "`metrics.dashboard.enabled` shows them in Grafana, and `metrics.prometheusRule.enabled` ",
-        "adds the alerts.\n\n## Metrics\n\n",
+        "\n| value of the chart | object |\n|---|---|\n",
+        "| `metrics.serviceMonitor.enabled` | ServiceMonitors: Prometheus scrapes the metrics |\n",
+        "| `metrics.dashboard.enabled` | ConfigMap: Grafana [dashboard](dashboard.md#grafana) |\n",
+        "| `metrics.prometheusRule.enabled` | PrometheusRule: the alerts |\n",
+        "\n## Metrics\n\n",
+        "[explain.md](explain.md#terms) has the meaning of causes, parts and results.\n\n",
         "| metric | type | labels | meaning |\n|---|---|---|---|\n",
     ]
     found = Metrics()

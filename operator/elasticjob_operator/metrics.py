@@ -34,7 +34,8 @@ class Metrics:
         )
         self.interruptions = Counter(
             "elasticjob_interruptions",
-            "Rounds that ended without a charged restart: losses, leaves, preemptions, joins.",
+            "Rounds that ended without a charged restart: losses, leaves, preemptions, joins and "
+            "others.",
             ["kind"],
             registry=self.registry,
         )

@@ -97,7 +97,7 @@ def test_snapshots_take_at_most_ten_lines() -> None:
     lines = (DIGITS / "train.py").read_text().splitlines()
     marked = [line for line in lines if line.rstrip().rpartition("  # elastic")[1]]
     assert len(marked) == 9
-    assert "and nine, marked `# elastic`" in (DIGITS / "README.md").read_text()
+    assert "| nine, marked `# elastic` |" in (DIGITS / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("alone")
