@@ -19,6 +19,7 @@ from elasticjob_operator.domain.explain.history import (
 )
 from elasticjob_operator.domain.explain.phrases import (
     MAX_CAUSE,
+    cause_text,
     clock,
     deletion_text,
     listed,
@@ -44,7 +45,7 @@ from elasticjob_operator.domain.status.set_aside import set_aside_message, set_a
 from elasticjob_operator.domain.status.snapshots import place_sentences
 from elasticjob_operator.domain.status.store_condition import store_sentences
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import RendezvousStatus, Status
+from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
 from elasticjob_operator.model.types import (
     Backend,
     ConditionStatus,
@@ -54,6 +55,7 @@ from elasticjob_operator.model.types import (
     ScaleUp,
 )
 from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
+from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.text import counted
 
 
@@ -111,7 +113,7 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         case Phase.PENDING:
             yield from _no_round(job, pods, "Not training yet")
         case Phase.RESTARTING:
-            because = restart_text(_current(status))
+            because = restart_text(status) or cause_text(CauseStatus(kind=CauseKind.START))
             yield from _no_round(job, pods, f"Between two rounds, because {because}")
         case Phase.RUNNING:
             yield from _saving(status)

@@ -99,17 +99,21 @@ def round_cause(found: RoundStatus, status: Status) -> str:
     return cause_text(cause, len(found.members) == MAX_ROUND_MEMBERS)
 
 
-def restart_text(current: RendezvousStatus) -> str:
-    """Return the reason for which a job that has trained is between two rounds, as text.
+def restart_text(status: Status) -> str:
+    """Return the reason for which a job that has trained is between two rounds, as text; empty if
+    it is unknown.
 
-    A first round after another one is that of a job that was suspended and resumed before its
-    status showed the suspension. Its rendezvous is closed until then.
+    A job that was suspended and resumed before its status showed the suspension resumes. Its
+    rendezvous is closed until then, and the last stop stays in the status until a round is final.
+    A first round alone does not show that: all nodes may have been replaced, or etcd lost its data.
     """
+    current, stop = status.rendezvous or RendezvousStatus(), status.last_stop
+    is_suspended = stop is not None and stop.reason == StopReason.SUSPENDED
     cause = current.cause
-    closed = current.state is RendezvousState.CLOSED
-    if cause is None or cause.kind == CauseKind.START or closed:
+    is_first = cause is None or cause.kind == CauseKind.START
+    if current.state is RendezvousState.CLOSED or (is_suspended and is_first):
         return "the job resumes"
-    return cause_text(cause)
+    return "" if cause is None else cause_text(cause)
 
 
 def cause_text(cause: CauseStatus, cut: bool = False) -> str:

@@ -42,13 +42,7 @@ from elasticjob_operator.domain.status.rounds import (
 )
 from elasticjob_operator.domain.status.set_aside import SetAside, set_aside_sentence
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import (
-    Condition,
-    FailureStatus,
-    RendezvousStatus,
-    RoundStatus,
-    Status,
-)
+from elasticjob_operator.model.status import Condition, FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -424,7 +418,7 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
             yield _normal("Running", f"trains on {nodes} node{_plural(nodes)}")
         case Phase.RESTARTING:
-            yield _normal("Restarting", restart_text(after.rendezvous or RendezvousStatus()))
+            yield _normal("Restarting", restart_text(after) or "a new round is being formed")
         case Phase.SUSPENDING:
             yield _normal("Suspending", "runPolicy.suspend is true: its pods are being stopped")
         case Phase.SUSPENDED:

@@ -39,9 +39,11 @@ from elasticjob_operator.model.status import (
     LaunchFailures,
     RoundStatus,
     Status,
+    StopStatus,
 )
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveResult
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -662,12 +664,12 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "Between two rounds, because the job resumes: 0 of 3 nodes have joined (at least 2 are "
         "needed); its pods are not created yet.",
     ),
-    "pods of that resumption": (
+    "first round of other nodes, not suspended": (
         observed(
             *running(3),
             view=forming(Cause(CauseKind.START), {"job-0": "waiting"}, round=1, rounds=()),
         ),
-        "Between two rounds, because the job resumes: 1 of 3 nodes have joined (at least 2 are "
+        "Between two rounds, because the job starts: 1 of 3 nodes have joined (at least 2 are "
         "needed); job-1 and job-2 are starting.",
     ),
 }
@@ -676,6 +678,25 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
 @pytest.mark.parametrize(("here", "text"), RESTARTING.values(), ids=RESTARTING)
 def test_between_two_rounds(here: Observed, text: str) -> None:
     assert said(here, BEFORE, maxNodes=3) == text
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        RendezvousView(),
+        forming(Cause(CauseKind.START), {"job-0": "waiting"}, round=1, rounds=()),
+    ],
+    ids=["before the first pod", "pods"],
+)
+def test_resumption_without_a_suspended_status_is_known_by_the_last_stop(
+    view: RendezvousView,
+) -> None:
+    stop = StopStatus(reason=StopReason.SUSPENDED, result=SaveResult.NOT_TRAINING)
+    before = BEFORE.model_copy(update={"phase": Phase.RESTARTING, "last_stop": stop})
+    pods = running(3) if view.members else []
+    assert said(observed(*pods, view=view), before, maxNodes=3).startswith(
+        "Between two rounds, because the job resumes: "
+    )
 
 
 HELD = HeldBack("job-3", 3, 40, 8.0)

@@ -47,7 +47,7 @@ from elasticjob_operator.model.status import (
     Status,
     StopStatus,
 )
-from elasticjob_operator.model.types import ConditionType, Phase, RendezvousState
+from elasticjob_operator.model.types import ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, OutcomeKind
@@ -124,14 +124,25 @@ def test_recovery_gives_one_event_with_all_parts() -> None:
     assert stepped_rounds(later, later) == []
 
 
-def test_restart_by_a_resumption_that_no_status_preceded_says_so() -> None:
+@pytest.mark.parametrize(
+    ("cause", "stop", "text"),
+    [
+        (CauseKind.START, StopReason.SUSPENDED, "the job resumes"),
+        (None, StopReason.SUSPENDED, "the job resumes"),
+        (CauseKind.START, None, "the job starts"),
+        (None, None, "a new round is being formed"),
+    ],
+)
+def test_restart_by_a_resumption_that_no_status_preceded_says_so(
+    cause: CauseKind | None, stop: StopReason | None, text: str
+) -> None:
+    """Its first round is no sign of it: etcd may have lost the records of all its nodes."""
     before = status_of(final_round(2, 3, rounds=(FIRST, SECOND)))
-    forming = replace(
-        final_round(2, 1),
-        state=RendezvousState.JOINABLE,
-        cause=Cause(CauseKind.START),
-    )
-    assert ("Restarting", "the job resumes") in told(before, status_of(forming, before))
+    if stop is not None:
+        last = StopStatus(reason=stop, result=SaveResult.NOT_TRAINING)
+        before = before.model_copy(update={"last_stop": last})
+    forming = RendezvousView(round=1, cause=None if cause is None else Cause(cause))
+    assert ("Restarting", text) in told(before, status_of(forming, before))
 
 
 def test_first_round_gives_started_event() -> None:
