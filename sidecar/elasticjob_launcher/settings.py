@@ -156,8 +156,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
         snapshot_volume=environ.get(SNAPSHOT_VOLUME) or DEFAULT_SNAPSHOT_VOLUME,
     )
-    _check_nested(environ)
-    if settings.agent_fd is None:
+    if settings.agent_fd is None:  # in a pod
+        _check_nested(environ)
         check_socket_path(settings.socket_path)
     return settings
 

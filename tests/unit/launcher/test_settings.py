@@ -95,3 +95,8 @@ def test_longest_socket_path() -> None:
 def test_workers_do_not_inherit_launcher_variables() -> None:
     environ = dict.fromkeys(OWN_VARIABLES, "1") | {"PATH": "/bin", "ELASTICJOB_X": "y"}
     assert worker_environment(environ) == {"PATH": "/bin", "ELASTICJOB_X": "y"}
+
+
+def test_value_for_the_workers_of_a_pod_is_none_of_a_launcher_below_an_agent() -> None:
+    environ = {"ELASTICJOB_AGENT_FD": "7", "ELASTICJOB_NESTED_LAUNCH": "1"}
+    assert read_settings([], environ).agent_fd == 7
