@@ -39,6 +39,7 @@ class Command:
         note: description of the removed parts, or of the launch.
         workers: number of workers per node by the removed launcher's options; empty if they name
             none.
+        restarts: number of restarts by these options; empty as well.
     """
 
     command: tuple[str, ...]
@@ -47,12 +48,17 @@ class Command:
     changed: bool
     note: str
     workers: str = ""
+    restarts: str = ""
 
 
-def option(words: Sequence[str], name: str) -> str | None:
-    """Return the value of a launcher's option in any spelling; None if it is not given."""
+def option(words: Sequence[str], name: str, abbreviated: bool = False) -> str | None:
+    """Return the value of a launcher's option in any spelling; None if it is not given.
+
+    `abbreviated`: True if the words are torchrun's options alone. An abbreviation of one of them,
+    such as `--max-res`, may be an option of the script.
+    """
     for index, word in enumerate(words):
-        key, equals, value = TORCHRUN.full(word).partition("=")
+        key, equals, value = (TORCHRUN.full(word) if abbreviated else word).partition("=")
         if key.replace("_", "-") == name:
             return value if equals else next(iter(words[index + 1 :]), None)
     return None
@@ -75,8 +81,16 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
         return Command(tuple(command), tuple(args), False, False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.
     note = found.note_with("its options left out")
-    kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
-    return Command(found.words, found.args, True, True, "; ".join([note, *kept]), found.workers)
+    left_out = [word for text in found.dropped for word in text.split(" ", 1)]
+    restarts = option(left_out, "--max-restarts", found.launcher.abbreviates) or ""
+    given = {"--max-restarts": restarts}
+    kept = [
+        f"{name} became {field}"
+        for name, field in _KEPT.items()
+        if option(words, name) or given.get(name)
+    ]
+    note = "; ".join([note, *kept])
+    return Command(found.words, found.args, True, True, note, found.workers, restarts)
 
 
 def launcher_words(words: Sequence[str], command: Command) -> tuple[str, ...]:
@@ -136,7 +150,9 @@ def convert_template(source: Part, job: str) -> Template:
         trainer=str(containers[index].get("name", "")) if len(containers) > 1 else "",
         launched=command.launched,
         workers=command.workers or environment.get("PET_NPROC_PER_NODE"),
-        restarts=option(words, "--max-restarts") or environment.get("PET_MAX_RESTARTS"),
+        restarts=command.restarts
+        or option(words, "--max-restarts")
+        or environment.get("PET_MAX_RESTARTS"),
     )
 
 

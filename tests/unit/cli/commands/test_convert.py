@@ -117,6 +117,20 @@ def test_abbreviated_options_of_torchrun_become_fields() -> None:
     assert (spec["nprocPerNode"], spec["maxRestarts"]) == (2, 5)
 
 
+@pytest.mark.parametrize("launcher", [["torchrun", "--nproc-p=2"], ["python3"]])
+def test_option_of_the_script_is_no_abbreviation_of_an_option_of_torchrun(
+    launcher: list[str],
+) -> None:
+    document = job()
+    before = converted(document)[0]["spec"].get("maxRestarts")
+    trainer(document).pop("args", None)
+    trainer(document)["command"] = [*launcher, "train.py", "--max-res", "512"]
+    spec = converted(document)[0]["spec"]
+    command = spec["template"]["spec"]["containers"][0]["command"]
+    assert command[-3:] == ["train.py", "--max-res", "512"]
+    assert spec.get("maxRestarts") == before
+
+
 @pytest.mark.parametrize(
     ("command", "workers"),
     [
