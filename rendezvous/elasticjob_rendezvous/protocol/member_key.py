@@ -183,7 +183,7 @@ def write_leaving(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
 
 
 def _repeats_leave(stored: Member, now: Member) -> bool:
-    names = ("stopped", "saves", "keeps", "passed", "saved", "completed", "save_error")
+    names = ("stopped", "saves", "keeps", "restore", "passed", "saved", "completed", "save_error")
     return all(getattr(stored, name) == getattr(now, name) for name in names)
 
 

@@ -94,9 +94,17 @@ def request_timeout_at(state: State) -> float | None:
     return None if waits_to_restore(state, group) else _asked_by(state.leaving_at, group)
 
 
-def have_resumed(group: WorkerGroup) -> bool:
-    """Return True if all workers here have saved a snapshot, or could have, since their start."""
-    return sum(worker.resumed for worker in group.progress.values()) == group.slots > 0
+def record_resume(state: State, now: float) -> State:
+    """Record that all workers here have saved a snapshot, or could have, since their start.
+
+    An agent that has taken them over, and the exit of a worker, may report it as well.
+    """
+    group = state.group
+    if group is None or group.resumed_at is not None:
+        return state
+    if not sum(worker.resumed for worker in group.progress.values()) == group.slots > 0:
+        return state
+    return replace(state, group=replace(group, resumed_at=now))
 
 
 def restore(state: State, group: WorkerGroup) -> Restore:

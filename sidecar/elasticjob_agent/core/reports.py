@@ -13,7 +13,6 @@ from dataclasses import replace
 from elasticjob import layout
 from elasticjob_agent.core.checkpoint_requests import (
     completed,
-    have_resumed,
     is_unasked,
     record_answer,
     restore,
@@ -79,8 +78,6 @@ def record_progress(state: State, event: WorkersProgressed, now: float) -> State
     group = replace(
         group, progress=event.progress, advanced_at=now if advanced else group.advanced_at
     )
-    if group.resumed_at is None and have_resumed(group):
-        group = replace(group, resumed_at=now)
     if event.answers_request:
         group = replace(group, request=record_answer(group.request, event.progress))
     return replace(state, group=replace(group, first_step_ms=_first_step_ms(group, event, now)))

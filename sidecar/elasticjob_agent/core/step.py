@@ -15,6 +15,7 @@ from typing import assert_never
 from elasticjob_agent.core import worker_group as groups
 from elasticjob_agent.core.checkpoint_requests import (
     end_waiting_workers,
+    record_resume,
     request_checkpoint,
     request_timeout_at,
     waits_to_save,
@@ -396,7 +397,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
         state = replace(state, prepare_by=None)
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
-    state = end_waiting_workers(state, now)
+    state = record_resume(end_waiting_workers(state, now), now)
     state, orders = _stop_commands(state, now, again=isinstance(runtime_event, Hello))
     commands.extend(orders)
     state, orders = _start_commands(state, now)

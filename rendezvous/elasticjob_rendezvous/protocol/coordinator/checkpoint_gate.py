@@ -69,14 +69,16 @@ def before_end(
     save = current.save
     if save is None:
         if judgement.cause is None:
+            timers.forget(("restore", roster.number))
+            timers.forget(("restored", roster.number))
             return None
         timers.since(("planned end", roster.number))
+        able = bool(gang) and whole and _can_save(gang, ends_job)
         seconds = save_seconds(judgement.cause, bounds)
-        must_restore = whole and _must_restore(gang, judgement.cause)
+        must_restore = whole and not (able or ends_job) and _must_restore(gang, judgement.cause)
         if must_restore and not timers.over(("restore", roster.number), seconds):
             return None
         timers.start(("save", roster.number), timers.now)
-        able = bool(gang) and whole and _can_save(gang, ends_job)
         seconds -= _restored_for(roster, timers)
         return Save(judgement.cause, seconds) if able and seconds > 0 else judgement
     over = timers.over(("save", roster.number), save.seconds)
@@ -166,6 +168,7 @@ def _can_save(gang: list[Member], ends_job: bool) -> bool:
 def _must_restore(gang: list[Member], cause: Cause) -> bool:
     """Return True if members that go may have snapshots that those that stay do not have yet.
 
+    Not asked for a gang that can save: its next save point comes after the restore.
     Members of which nothing is known count once one that goes has saved a step: theirs follow.
     """
     names = cause.members

@@ -55,6 +55,8 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
             return _request_save(snapshot, save)
         case RoundEnd() as end:
             return _reopen(snapshot, memory, end)
+        case None if judgement.cause is not None:
+            _note_detection(snapshot, memory, judgement)
     return (
         record_start(snapshot, roster)
         or clear_surplus(snapshot)
@@ -116,7 +118,7 @@ def _save_and_close(
 
 
 def _note_detection(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> None:
-    """Record the time to the decision, once: a checkpoint that follows does not count."""
+    """Record the time to the decision, once, without a restore or checkpoint that follows."""
     if judgement.symptom is not None:
         spent_ms = round((snapshot.clock.now - judgement.symptom) * 1000)
         memory.detected_ms.setdefault(snapshot.current.number + 1, spent_ms)

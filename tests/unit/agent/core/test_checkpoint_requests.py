@@ -168,6 +168,16 @@ def test_node_restores_after_a_round_whose_workers_all_saved(
     assert told(driven).restore is Restore.DONE
 
 
+def test_resume_that_is_read_with_an_exit_or_by_the_next_agent_counts() -> None:
+    progress = dict.fromkeys((0, 1), WorkerProgress(resumed=True))
+    driven = Driven(replace(hello(running=1), progress=progress))
+    assert told(driven).restore is Restore.DONE
+    driven = running()
+    driven.feed(replace(ended(code=1), progress=progress))
+    assert driven.state.group is not None
+    assert driven.state.group.resumed_at is not None
+
+
 def test_round_that_ended_before_its_restore_leaves_the_next_one_to_restore() -> None:
     driven = second_round(True, True)
     for event in (stop(2), stopped(2), PortReserved(4003), directed_to(3), started(3)):

@@ -23,7 +23,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.worker_group import Workers
 from tests.sim.etcd.simulated_etcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS, a_round
+from tests.unit.rendezvous.builders import KEYS, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
 from tests.unit.rendezvous.protocol.test_engine import (
     BUSY,
@@ -157,6 +157,17 @@ def test_workers_of_leaving_member_run_until_restored_and_asked() -> None:
     assert isinstance(b.directive, Run)
     b.later(0.1)
     assert isinstance(b.directive, Stop), "there was no request"
+
+
+@pytest.mark.parametrize("way", [{"saves": True}, {"keeps": True}], ids=["saves", "keeps"])
+def test_leaving_member_whose_workers_could_save_before_they_restored_reports_the_restore(
+    way: dict[str, Any],
+) -> None:
+    b = saving_pair().hear(LocalChanged(replace(RESTORES, **way)))
+    b.hear(LocalChanged(replace(LEAVES, restore=Restore.DONE, **way)))
+    stored = b.engine.view.member(identity("b"))
+    assert stored is not None
+    assert stored.record.restore is Restore.DONE
 
 
 def test_workers_of_leaving_member_that_hold_their_state_stop_once_restored() -> None:

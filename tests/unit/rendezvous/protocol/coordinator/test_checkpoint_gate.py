@@ -184,6 +184,30 @@ def test_restore_is_not_awaited_if_no_memory_stays_or_the_gang_is_incomplete() -
     assert gang.due() == LEAVING
 
 
+@pytest.mark.parametrize("way", ["saves", "keeps"])
+@pytest.mark.parametrize("restore", [Restore.PENDING, Restore.DONE])
+def test_gang_that_can_save_is_asked_without_a_wait_for_the_reports_of_the_restore(
+    restore: Restore, way: str
+) -> None:
+    """Members of an earlier release never report it."""
+    gang = restoring(b=restore)
+    for name in "abc":
+        gang.job.change(name, **{way: True})
+    assert gang.due() == Save(LEAVE, 25.0)
+
+
+def test_wait_for_a_restore_that_was_given_up_does_not_shorten_the_next_one() -> None:
+    gang = restoring(a=Restore.PENDING, b=Restore.PENDING)
+    smaller = RoundEnd(cause=Cause(CauseKind.SCALE_DOWN))
+    assert gang.due(smaller) is None
+    assert gang.due(NOTHING, after=10.0) is None
+    assert gang.due(after=20.0) is None
+    assert gang.due(after=24.9) is None
+    resumed(gang, "abc")
+    assert gang.due(NOTHING) is None
+    assert gang.due(after=600.0) == Save(LEAVE, 25.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "waits"),
     [
@@ -202,9 +226,8 @@ def test_only_members_that_go_keep_a_round_that_restores(kind: CauseKind, waits:
 
 def test_end_of_the_job_does_not_wait_for_a_restore() -> None:
     gang = restoring(**dict.fromkeys("abc", Restore.PENDING))
-    gang.job.change("b", state=MemberState.RUNNING)
     end = RoundEnd(cause=Cause(CauseKind.LEAVE, (), "Suspended"))
-    assert gang.due(end, ends_job=True) == end
+    assert gang.due(end, ends_job=True) == end, "although a node leaves"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     MemberState,
     Outcome,
     OutcomeKind,
+    Restore,
     RoundState,
     Streak,
 )
@@ -86,6 +87,13 @@ def test_detection_time_is_in_milliseconds() -> None:
     lose_link(job.coordinator.peers, identity("b"), job.now - 4.0)
     assert job.gone("b", proven=True).act().number == 2
     assert job.coordinator.detected_ms == {2: 4000}
+
+
+def test_wait_for_a_restore_does_not_count_as_detection_time() -> None:
+    job = Job("a", "b", leave_seconds=30.0, expected=2).sealed("a", "b").idle()
+    job.change("b", state=LEAVING, restore=Restore.PENDING).idle().later(1).idle().later(10)
+    assert job.change("b", restore=Restore.NONE).act().number == 2
+    assert job.coordinator.detected_ms == {2: 1000}
 
 
 @pytest.mark.parametrize(("step", "row"), [(-1, 3), (0, 0), (1, 0)])
