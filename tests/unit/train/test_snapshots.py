@@ -819,6 +819,27 @@ def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
     assert restored() == (5, "memory")
 
 
+def test_number_of_a_step_in_its_epoch_is_a_warning_before_a_snapshot_makes_it_an_error(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a long interval no further snapshot is due, and no error occurs before a restart."""
+    snapshots = started(every_steps=1000)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            for step in (1, 1, 2, 3):  # the same number again is another call in an accumulation
+                snapshots.save(step, {"x": step})
+        snapshots.save(1, {"x": 1})
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith("save() was called with step 1 after step 3: the next snapshot is due")
+    assert "at step 1000" in line
+    assert "Count the steps over all epochs" in line
+    caplog.clear()
+    snapshots.restore()
+    with caplog.at_level(logging.WARNING):
+        snapshots.save(2, {"x": 2})
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("place", ["memory", "storage"])
 @pytest.mark.parametrize("interval", [1, 100])
 def test_second_snapshots_of_the_same_folder_are_refused_before_they_write(

@@ -251,7 +251,8 @@ class Snapshots:
         self._newest = self._before = Version(0, 0)  # of all ranks: taken last, or restored
         self._missing = Missing(0)
         """Places where this rank should have parts of the last snapshot and has none."""
-        self._next_step = 0
+        self._next_step = self._saved_step = 0
+        self._has_warned = False  # of a step below that of the last call
         self._interval = 1  # between two regular snapshots, also where the next one is due earlier
         self._store = SnapshotStore(
             None if storage is None else StorageFolder(Path(storage), job.name),
@@ -336,6 +337,7 @@ class Snapshots:
         lost, due = self._begun(gang, plan, offers)
         self._missing = Missing(0)
         self._next_step = next_regular(step, self._interval, due)
+        self._saved_step = step
         self._found = (offers, plan)
         if plan is None:
             check_size(gang, offers, self._sharded)
@@ -458,6 +460,7 @@ class Snapshots:
                 f"step must be at least {self._newest.step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned, and count over all epochs"
             )
+        self._warn_of_earlier(gang, step)
         self._pace.entered(step)
         if self._replication is not None:
             self._replication.saves(step)
@@ -473,6 +476,24 @@ class Snapshots:
         self._take(gang, step, state, rank_state, wanted)
         self._pace.left(step, copied=True)
         return True
+
+    def _warn_of_earlier(self, gang: Gang, step: int) -> None:
+        """Warn once if the step is below that of the last call, but not of the last snapshot.
+
+        The number of a step within its epoch is an error only once a snapshot is newer.
+        """
+        if step < self._saved_step and self._has_place and not self._has_warned:
+            self._has_warned = True
+            if gang.rank == 0:
+                log.warning(
+                    "save() was called with step %d after step %d: the next snapshot is due at "
+                    "step %d, and a restart continues with the number of its snapshot. Count the "
+                    "steps over all epochs",
+                    step,
+                    self._saved_step,
+                    self._next_step,
+                )
+        self._saved_step = step
 
     def _wanted(self, step: int, store: bool) -> _Wanted:
         """Return the snapshot that this call of `save` takes, the same on all ranks."""
