@@ -184,6 +184,8 @@ def nested(kind: type, depth: int) -> Any:
         ({"a": numpy.timedelta64(1, "ns")}, r"state\['a'\] is a numpy timedelta64"),
         ({"a": numpy.longdouble(1)}, r"state\['a'\] is a numpy longdouble"),
         ({"f": print}, r"state\['f'\] is a builtins.builtin_function"),
+        ({"m": torch.nn.Linear(1, 1).state_dict}, r"state\['m'\] is a .*method.*: call it, as"),
+        ({"r": torch.get_rng_state}, r"state\['r'\] is a .*function.*: call it, as"),
         ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
         ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
         (contains_itself(), "the state contains itself"),

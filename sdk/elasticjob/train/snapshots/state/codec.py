@@ -14,6 +14,7 @@ import gc
 import json
 import re
 import sys
+import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.snapshots.memory.part_files import Body, CorruptSnapshot
@@ -321,6 +322,8 @@ def _advice(kind: type) -> str:
             return f"save its {method}()"
     if hasattr(kind, "bit_generator"):
         return "save the state of its bit_generator"
+    if issubclass(kind, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+        return "call it, as only the whole state and rank_state may be functions, or leave it out"
     return "convert it to tensors, numbers, strings, lists and dicts"
 
 
