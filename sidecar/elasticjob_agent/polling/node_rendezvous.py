@@ -84,6 +84,8 @@ class NodeJoiner:
         info = RoleInstanceInfo(self._role, answer.group_rank, slots)
         assigned = assign_ranks(answer.store, info, answer.group_world_size, known)
         budget.agree(shared)
+        # A single worker gains nothing, and processes that it starts may meet at another address.
+        offers = offers and assigned.world_size > 1
         port = agreed_store_port(shared, answer.group_world_size) if offers else 0
         assert answer.master is not None, "ElasticJob's handlers name it"
         address, named = answer.master

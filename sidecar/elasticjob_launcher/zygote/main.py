@@ -26,6 +26,7 @@ from elasticjob_launcher.zygote.analysis.program_imports import (
     Source,
     WantedImport,
     analyse_imports,
+    may_choose_address,
     module_files,
 )
 from elasticjob_launcher.zygote.child_init import (
@@ -417,8 +418,10 @@ class Zygote:
         return True
 
     def _serve(self, fds: list[int]) -> None:
-        """Fork a process that serves a store."""
-        if "torch" in sys.modules and not unfit_for_fork():
+        """Fork a process that serves a store, unless the program may meet at another address."""
+        assert self._target is not None
+        elsewhere = may_choose_address(self._target.arguments, self._reading)
+        if "torch" in sys.modules and not elsewhere and not unfit_for_fork():
             between = os.fork()
             if not between:
                 self._forked_again()

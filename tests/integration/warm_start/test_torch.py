@@ -272,6 +272,25 @@ def test_no_store_is_served_without_torch(tmp_path: Path) -> None:
     warm(tmp_path / "logs", scenario)
 
 
+OWN_ADDRESS = """
+import os, torch.distributed as dist
+def meet(port):
+    os.environ["MASTER_PORT"] = port
+    dist.init_process_group("gloo")
+    dist.barrier()
+"""
+
+
+def test_no_store_is_served_for_a_program_with_an_address_of_its_own(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", OWN_ADDRESS)
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        assert (runtime.prepared.ready, runtime.store_port) == (True, 0)
+
+    warm(tmp_path / "logs", scenario)
+
+
 def test_rank_0_gets_port_to_serve_store_itself(tmp_path: Path) -> None:
     path = script(tmp_path / "code", GANG)
 

@@ -144,7 +144,8 @@ def seal(number: int, members: Iterable[Member], restarts: int, ceiling_nodes: i
     most = ceiling_nodes * max(member.slots for member in ordered)
     master = ordered[0]
     # An agent that does not know the field would give its workers another value than the others.
-    served = all(member.master_served for member in ordered)
+    # A single worker gains nothing, and processes that it starts may meet at another address.
+    served = world_size > 1 and all(member.master_served for member in ordered)
     return Roster(
         number,
         world_size,

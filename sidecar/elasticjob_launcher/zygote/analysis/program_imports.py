@@ -121,6 +121,33 @@ def analyse_imports(
     return program.analysis()
 
 
+_ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+_TCP = "tcp://"
+_ENVIRONMENT = "env://"
+
+
+def may_choose_address(arguments: Sequence[str], reading: ImportAnalysis) -> bool:
+    """Return True if ranks of the program may meet at another address than the job's.
+
+    torch then expects rank 0 to serve the store there, unless TORCHELASTIC_USE_AGENT_STORE is True.
+    The program sets the variables of the address, or names a URL in an argument or in its source.
+    An argument `env://` decides against a URL in the source, such as the default of an option.
+    """
+    if not _ADDRESS.isdisjoint(reading.sets) or any(_TCP in each for each in arguments):
+        return True
+    if any(_ENVIRONMENT in each for each in arguments):
+        return False
+    return any(map(_names_url, reading.files))
+
+
+def _names_url(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return _TCP.encode() in file.read()
+    except OSError:
+        return False
+
+
 class _Unbounded(Exception):
     """Program that exceeds a limit of the analysis."""
 

@@ -118,6 +118,12 @@ def test_workers_use_the_store_that_rank_0s_launcher_serves() -> None:
     assert all(place.roster.master_served for place in places)
 
 
+def test_single_worker_serves_its_store_itself() -> None:
+    """Processes that its program starts may meet at an address of their own."""
+    place = joiner(Gang().handler(), slots=1, port=4000).join_round(False, 0, 0)
+    assert (place.roster.master_port, place.roster.master_served) == (29001, False)
+
+
 def test_served_store_is_not_used_beside_an_agent_of_torch() -> None:
     gang = Gang(wanted=2)
     ours, torchs = joiner(gang.handler(), port=4000), gang.handler()

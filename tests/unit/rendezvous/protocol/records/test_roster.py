@@ -123,6 +123,26 @@ def test_first_member_in_order_is_the_master() -> None:
     assert [assignment.name for assignment in roster.seats] == ["w-9", "w-10"]
 
 
+@pytest.mark.parametrize(
+    ("slots", "served", "used"),
+    [
+        ((1, 1), (True, True), True),
+        ((2,), (True,), True),
+        ((1, 1), (True, False), False),
+        # Its program may start processes that meet at an address of their own.
+        ((1,), (True,), False),
+    ],
+)
+def test_served_store_is_used_by_several_workers_whose_nodes_all_have_one(
+    slots: tuple[int, ...], served: tuple[bool, ...], used: bool
+) -> None:
+    gang = [
+        a_member(f"w-{index}", slots=count, master_served=serves)
+        for index, (count, serves) in enumerate(zip(slots, served, strict=True))
+    ]
+    assert seal(1, gang, restarts=0).master_served is used
+
+
 def test_heterogeneous_slots_and_roles() -> None:
     gang = [
         a_member("a", slots=2, role="trainer", node="n1"),
