@@ -29,7 +29,7 @@ def test_job_goes_on_without_the_node_whose_worker_waits_for_a_disk(
         command = ["python3", "work.py", str(disk.path / "file")]
         runner = rig.start(rig.manifest(command=command, maxNodes=2), "--plain")
         rig.running(2)
-        workers = rig.workers()
+        workers = until(lambda: len(found := rig.workers()) == 2 and found, "both workers")
         until((rig.job / "notes").exists, "the first write")
         disk.freeze()
         if disk.real:
