@@ -231,14 +231,15 @@ def test_drains_repeat_no_step_even_before_the_new_round_has_restored(
     restores, wait = rig.job / "restores", rig.job / "wait"
 
     def train(rounds: int) -> None:
-        """Wait for a few steps of the last one of these rounds."""
+        """Wait for some steps of the last one of these rounds."""
         found = until(
             lambda: len(each := list(rig.job.glob("began-*"))) == rounds and each,
             f"{rounds} rounds",
         )
         newest = max(found, key=lambda path: path.stat().st_ctime_ns)
         first = int(newest.name.split("-")[1])
-        until(lambda: int(newest.read_text() or 0) > first + 5, "its steps")
+        # The ranks connect for their own states at the first step.
+        until(lambda: int(newest.read_text() or 0) > first + 30, "its steps")
 
     def drain(victim: str) -> None:
         assert rig.call("fault", "drain", "kept", victim).returncode == 0
@@ -262,7 +263,7 @@ def test_drains_repeat_no_step_even_before_the_new_round_has_restored(
     second, third = told[:2], told[2:]
     assert all(lost == "0" for _, lost, *_ in second), told
     assert min(int(step) for step, *_ in third) >= int(second[0][0]) > 0, told
-    # A copy of states that are held would have taken longer than the few steps since the restore.
+    # The own state of a rank may not have reached another node so soon after the restore.
     assert state == "held" or all(lost == "0" for _, lost, *_ in third), told
 
 
