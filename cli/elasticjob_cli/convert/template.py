@@ -39,7 +39,7 @@ class Command:
         note: description of the removed parts, or of the launch.
         workers: number of workers per node by the removed launcher's options; empty if they name
             none.
-        restarts: number of restarts by these options; empty as well.
+        restarts: number of restarts by these options; empty if they name none.
     """
 
     command: tuple[str, ...]

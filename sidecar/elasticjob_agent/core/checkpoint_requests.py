@@ -54,12 +54,10 @@ def end_waiting_workers(state: State, now: float) -> State:
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
     """Return True if a leaving node's workers run on: to restore, or for a save request."""
-    if state.leaving_at is None:
+    if state.leaving_at is None or not _may_wait(state, group):
         return False
-    if waits_to_restore(state, group):
+    if restore(state, group) is Restore.PENDING:
         return True
-    if state.is_urgent or not _precedes_stop(state, group):
-        return False
     if not (wants_to_save(group) or wants_to_keep(group)):
         return False
     return _request(state) is not None or now < _asked_by(state.leaving_at, group)
@@ -71,9 +69,7 @@ def waits_to_restore(state: State, group: WorkerGroup) -> bool:
     The memory of this node may be the last with the newest snapshot. Once all nodes have restored
     it and made a step, the next planned stop saves it in another place.
     """
-    if state.is_urgent or not _precedes_stop(state, group):
-        return False
-    return restore(state, group) is Restore.PENDING
+    return _may_wait(state, group) and restore(state, group) is Restore.PENDING
 
 
 def is_unasked(state: State, number: int) -> bool:
@@ -102,7 +98,8 @@ def record_resume(state: State, now: float) -> State:
     group = state.group
     if group is None or group.resumed_at is not None:
         return state
-    if not sum(worker.resumed for worker in group.progress.values()) == group.slots > 0:
+    resumed = sum(worker.resumed for worker in group.progress.values())
+    if resumed == 0 or resumed != group.slots:
         return state
     return replace(state, group=replace(group, resumed_at=now))
 
@@ -206,6 +203,11 @@ def _had_saved(before: WorkerProgress | None, point: int) -> bool:
     if before is None or before.points <= point:
         return False
     return 0 <= before.step <= before.checkpoint_step
+
+
+def _may_wait(state: State, group: WorkerGroup) -> bool:
+    """Return True if workers of a leaving node need not be stopped at once."""
+    return not state.is_urgent and _precedes_stop(state, group)
 
 
 def _asked_by(leaving_at: float, group: WorkerGroup) -> float:

@@ -82,7 +82,7 @@ class Script:
 
     def _wants(self) -> None:
         self.saves, self._since = True, self._pod.world.now
-        self._pod.has_kept = self._pod.has_kept or self._pod.world.plan.keeps
+        self._pod.has_kept = self._pod.world.plan.keeps
         self._pod.changed()
 
     def _answer(self) -> None:

@@ -48,9 +48,11 @@ from tests.unit.agent.builders import (
 CAUSE = Cause(CauseKind.LEAVE, ("node-0",))
 
 
-def directed(point: int | None = None, precedes_stop: bool = True) -> DirectiveChanged:
+def directed(
+    point: int | None = None, precedes_stop: bool = True, number: int = 1
+) -> DirectiveChanged:
     save = None if point is None else Save(CAUSE, 25.0, point)
-    return DirectiveChanged(Run(roster(1), ME, 3, save, precedes_stop))
+    return DirectiveChanged(Run(roster(number), ME, 3, save, precedes_stop))
 
 
 def progressed(*points: int, answers_request: bool = False, **fields: Any) -> WorkersProgressed:
@@ -135,14 +137,10 @@ def second_round(*resumed: bool) -> Driven:
     """Return a state in which round 2 runs, after these reports of the workers of round 1."""
     driven = running()
     for event in (
-        saves(1, *resumed), stop(), stopped(), PortReserved(4002), directed_to(2), started(2)
+        saves(1, *resumed), stop(), stopped(), PortReserved(4002), directed(number=2), started(2)
     ):  # fmt: skip
         driven.feed(event)
     return driven
-
-
-def directed_to(number: int) -> DirectiveChanged:
-    return DirectiveChanged(Run(roster(number), ME, 3, precedes_stop=True))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_resume_that_is_read_with_an_exit_or_by_the_next_agent_counts() -> None:
 
 def test_round_that_ended_before_its_restore_leaves_the_next_one_to_restore() -> None:
     driven = second_round(True, True)
-    for event in (stop(2), stopped(2), PortReserved(4003), directed_to(3), started(3)):
+    for event in (stop(2), stopped(2), PortReserved(4003), directed(number=3), started(3)):
         driven.feed(event)
     assert told(driven).restore is Restore.PENDING
 
