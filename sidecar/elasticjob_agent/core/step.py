@@ -76,50 +76,23 @@ from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused, Run
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
 
-
-def wanted_stop(state: State, group: WorkerGroup, now: float) -> StopOrder | None:
-    """Return the most urgent stop order for this worker group, or None to let it run."""
-    return min(
-        _stop_reasons(state, group, now), key=lambda order: order.grace_seconds, default=None
-    )
-
-
-def _stop_reasons(state: State, group: WorkerGroup, now: float) -> Iterator[StopOrder]:
-    dumps = group.order is not None and group.order.dump
-    hangs = hangs_at(state)
-    if hangs is not None and now >= hangs:
-        yield StopOrder(StopCause.HANG, DUMP_SECONDS)
-    # Hanging workers get the time to dump their stacks, in spite of other events in the meantime.
-    if group.failure is not None and not dumps:
-        yield StopOrder(StopCause.FAILURE, 0.0)
-    if state.leaving and not waits_to_save(state, group, now):
-        grace = 0.0 if state.is_urgent else state.facts.stop_grace_seconds
-        yield StopOrder(StopCause.LEAVE, grace)
-    if group.leftovers_at is not None and now >= group.leftovers_at:
-        yield StopOrder(StopCause.LEFTOVERS, state.facts.stop_grace_seconds)
-    match state.directive:
-        case Stop(number, kill, cause, grace) if group.round <= number:
-            if not kill:
-                yield StopOrder(StopCause.PLANNED, grace)
-            elif cause.kind is CauseKind.FAILURE:
-                if not dumps and makes_no_progress(state, now):
-                    yield StopOrder(StopCause.HANG, DUMP_SECONDS)
-                elif not dumps:
-                    yield StopOrder(StopCause.PEER_FAILURE, 0.0)
-            else:
-                yield StopOrder(StopCause.URGENT, 0.0)
-        case Run(roster=roster) if group.round < roster.number:
-            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is final: this one is obsolete
-        case Finish(_, _, grace):
-            yield StopOrder(StopCause.END, grace)
-        case Left() | Refused():
-            yield StopOrder(StopCause.END, 0.0)
-
+__all__ = ["step", "wake_at"]
 
 LEAVE_SECONDS = 6.0
 """Maximum wait of a leaving node for confirmation; after that its lease expires."""
 RELEASE_SECONDS = 5.0
 """Maximum time for a released launcher to exit."""
+PREPARE_SECONDS = 75.0
+"""Maximum wait of a new node for its preloaded interpreter, which may still be loading then."""
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Return the next state and the commands, in order. `now` is monotonic seconds."""
+    if state.over:
+        return state, ()
+    seen = absorb(state, event, now)
+    after, orders = reconcile(seen, event, now)
+    return after, (*log_lines(state, after, event), *orders)
 
 
 def wake_at(state: State) -> float | None:
@@ -139,113 +112,6 @@ def wake_at(state: State) -> float | None:
     )
     due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)
-
-
-def end_if_decided(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Release the worker runtime once the end is decided and nothing runs; exit once it is gone."""
-    if state.leaving and not state.busy and state.leave_by is None:
-        state = replace(state, leave_by=now + LEAVE_SECONDS)
-    if state.ending is None:
-        ending = _decide_end(state, now)
-        if ending is None:
-            return state, ()
-        state = replace(state, ending=ending, leave_by=None)
-        if not state.gone and state.hello is not None:
-            state = replace(state, release_by=now + RELEASE_SECONDS)
-            return state, (Release(ending.launcher_code, ending.message),)
-    assert state.ending is not None
-    waits = state.release_by is not None and now < state.release_by
-    if waits and not state.gone:
-        return state, ()
-    return replace(state, over=True), (Exit(state.ending),)
-
-
-def _decide_end(state: State, now: float) -> Ending | None:
-    directive, run = state.directive, f"job {state.facts.run_id}"
-    if state.busy:
-        return None
-    match directive:
-        case Finish(reads_failure=True):
-            return None
-        case Finish():
-            return _end_after_finish(state, run, directive)
-        case Refused(reason):
-            return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"{run} refused: {reason}")
-        case Left():
-            return _end_after_leave(state, run, "")
-    late = state.leave_by is not None and now >= state.leave_by
-    if state.leaving and state.hello is None:
-        return _end_after_leave(state, run, "")  # this node never took part
-    if state.leaving and (late or state.is_urgent):
-        return _end_after_leave(
-            state, run, "; no confirmation from the rendezvous: the lease will expire"
-        )
-    return None
-
-
-def _end_after_leave(state: State, run: str, detail: str) -> Ending:
-    reason = state.leaving or "released by the rendezvous"
-    code = ExitCode.FAILED if state.gone else ExitCode.OK
-    if state.stuck:
-        code = ExitCode.STUCK
-    return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
-
-
-def _end_after_finish(state: State, run: str, finish: Finish) -> Ending:
-    outcome = finish.outcome
-    detail = f": {outcome.detail}" if outcome.detail else ""
-    match outcome.kind:
-        case OutcomeKind.SUCCEEDED:
-            return Ending(ExitCode.OK, ExitCode.OK, f"{run} succeeded{detail}")
-        case OutcomeKind.FAILED:
-            text = f"{run} failed{detail}"
-            if finish.failure is not None:
-                text += "\n" + failure_text(finish.failure)
-            return Ending(ExitCode.FAILED, ExitCode.FAILED, text)
-        case OutcomeKind.TIMED_OUT:
-            code = ExitCode.RENDEZVOUS
-            return Ending(code, code, f"{run} timed out{detail}")
-        case OutcomeKind.STOPPED:
-            saved = "" if outcome.save is None else f"; {outcome.save.text}"
-            stuck = f"; {state.stuck}" if state.stuck else ""
-            text = f"{run} was stopped from outside{detail}{saved}{stuck}"
-            # The pod of stuck workers outlives its deletion: the code explains it.
-            code = ExitCode.STUCK if state.stuck else ExitCode.STOPPED
-            return Ending(code, LEFT_CODE, text)
-        case _:
-            assert_never(outcome.kind)
-
-
-def failure_text(failure: Failure) -> str:
-    """Return a readable description of the first failure: rank, exit and error message."""
-    worker = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
-    if failure.signal is not None:
-        detail = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
-    elif failure.exit_code is not None:
-        detail = f"exit code {failure.exit_code}"
-    else:
-        detail = "ended by the agent after its error"
-    lines = [f"first failure: {worker} in round {failure.round}: {detail}, {failure.kind}"]
-    if failure.message:
-        lines.append(failure.message)
-    if failure.traceback and failure.traceback.strip() != failure.message.strip():
-        lines.append(failure.traceback)
-    return "\n".join(lines)
-
-
-__all__ = ["step", "wake_at"]
-
-PREPARE_SECONDS = 75.0
-"""Maximum wait of a new node for its preloaded interpreter, which may still be loading then."""
-
-
-def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Return the next state and the commands, in order. `now` is monotonic seconds."""
-    if state.over:
-        return state, ()
-    seen = absorb(state, event, now)
-    after, orders = reconcile(seen, event, now)
-    return after, (*log_lines(state, after, event), *orders)
 
 
 # -- facts --------------------------------------------------------------------------
@@ -409,7 +275,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     if local != state.reported:
         state = replace(state, reported=local)
         commands.append(ReportLocal(local))
-    state, orders = end_if_decided(state, now)
+    state, orders = _end_if_decided(state, now)
     return state, (*commands, *orders)
 
 
@@ -421,7 +287,7 @@ def _stop_commands(state: State, now: float, again: bool) -> tuple[State, tuple[
     group = state.group
     if group is None or group.empty or state.gone:
         return state, ()
-    wanted = wanted_stop(state, group, now)
+    wanted = _wanted_stop(state, group, now)
     stands = group.order
     if stands is None and wanted is None:
         return state, ()
@@ -462,6 +328,45 @@ def _others_continue(state: State) -> bool:
     return False
 
 
+def _wanted_stop(state: State, group: WorkerGroup, now: float) -> StopOrder | None:
+    """Return the most urgent stop order for this worker group, or None to let it run."""
+    return min(
+        _stop_reasons(state, group, now), key=lambda order: order.grace_seconds, default=None
+    )
+
+
+def _stop_reasons(state: State, group: WorkerGroup, now: float) -> Iterator[StopOrder]:
+    dumps = group.order is not None and group.order.dump
+    hangs = hangs_at(state)
+    if hangs is not None and now >= hangs:
+        yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+    # Hanging workers get the time to dump their stacks, in spite of other events in the meantime.
+    if group.failure is not None and not dumps:
+        yield StopOrder(StopCause.FAILURE, 0.0)
+    if state.leaving and not waits_to_save(state, group, now):
+        grace = 0.0 if state.is_urgent else state.facts.stop_grace_seconds
+        yield StopOrder(StopCause.LEAVE, grace)
+    if group.leftovers_at is not None and now >= group.leftovers_at:
+        yield StopOrder(StopCause.LEFTOVERS, state.facts.stop_grace_seconds)
+    match state.directive:
+        case Stop(number, kill, cause, grace) if group.round <= number:
+            if not kill:
+                yield StopOrder(StopCause.PLANNED, grace)
+            elif cause.kind is CauseKind.FAILURE:
+                if not dumps and makes_no_progress(state, now):
+                    yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+                elif not dumps:
+                    yield StopOrder(StopCause.PEER_FAILURE, 0.0)
+            else:
+                yield StopOrder(StopCause.URGENT, 0.0)
+        case Run(roster=roster) if group.round < roster.number:
+            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is final: this one is obsolete
+        case Finish(_, _, grace):
+            yield StopOrder(StopCause.END, grace)
+        case Left() | Refused():
+            yield StopOrder(StopCause.END, 0.0)
+
+
 def _start_commands(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     """Return the commands to start the round of the directive: once, after the last one's end."""
     directive = state.directive
@@ -477,3 +382,98 @@ def _start_commands(state: State, now: float) -> tuple[State, tuple[Command, ...
         # The worker runtime reports when a store is used and when another is available.
         return state, (StartGroup(roster, assignment, directive.max_restarts),)
     return state, (StartGroup(roster, assignment, directive.max_restarts), ReservePort())
+
+
+# -- the end ------------------------------------------------------------------------
+
+
+def _end_if_decided(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Release the worker runtime once the end is decided and nothing runs; exit once it is gone."""
+    if state.leaving and not state.busy and state.leave_by is None:
+        state = replace(state, leave_by=now + LEAVE_SECONDS)
+    if state.ending is None:
+        ending = _decide_end(state, now)
+        if ending is None:
+            return state, ()
+        state = replace(state, ending=ending, leave_by=None)
+        if not state.gone and state.hello is not None:
+            state = replace(state, release_by=now + RELEASE_SECONDS)
+            return state, (Release(ending.launcher_code, ending.message),)
+    assert state.ending is not None
+    waits = state.release_by is not None and now < state.release_by
+    if waits and not state.gone:
+        return state, ()
+    return replace(state, over=True), (Exit(state.ending),)
+
+
+def _decide_end(state: State, now: float) -> Ending | None:
+    directive, run = state.directive, f"job {state.facts.run_id}"
+    if state.busy:
+        return None
+    match directive:
+        case Finish(reads_failure=True):
+            return None
+        case Finish():
+            return _end_after_finish(state, run, directive)
+        case Refused(reason):
+            return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"{run} refused: {reason}")
+        case Left():
+            return _end_after_leave(state, run, "")
+    late = state.leave_by is not None and now >= state.leave_by
+    if state.leaving and state.hello is None:
+        return _end_after_leave(state, run, "")  # this node never took part
+    if state.leaving and (late or state.is_urgent):
+        return _end_after_leave(
+            state, run, "; no confirmation from the rendezvous: the lease will expire"
+        )
+    return None
+
+
+def _end_after_leave(state: State, run: str, detail: str) -> Ending:
+    reason = state.leaving or "released by the rendezvous"
+    code = ExitCode.FAILED if state.gone else ExitCode.OK
+    if state.stuck:
+        code = ExitCode.STUCK
+    return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
+
+
+def _end_after_finish(state: State, run: str, finish: Finish) -> Ending:
+    outcome = finish.outcome
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    match outcome.kind:
+        case OutcomeKind.SUCCEEDED:
+            return Ending(ExitCode.OK, ExitCode.OK, f"{run} succeeded{detail}")
+        case OutcomeKind.FAILED:
+            text = f"{run} failed{detail}"
+            if finish.failure is not None:
+                text += "\n" + _failure_text(finish.failure)
+            return Ending(ExitCode.FAILED, ExitCode.FAILED, text)
+        case OutcomeKind.TIMED_OUT:
+            code = ExitCode.RENDEZVOUS
+            return Ending(code, code, f"{run} timed out{detail}")
+        case OutcomeKind.STOPPED:
+            saved = "" if outcome.save is None else f"; {outcome.save.text}"
+            stuck = f"; {state.stuck}" if state.stuck else ""
+            text = f"{run} was stopped from outside{detail}{saved}{stuck}"
+            # The pod of stuck workers outlives its deletion: the code explains it.
+            code = ExitCode.STUCK if state.stuck else ExitCode.STOPPED
+            return Ending(code, LEFT_CODE, text)
+        case _:
+            assert_never(outcome.kind)
+
+
+def _failure_text(failure: Failure) -> str:
+    """Return a readable description of the first failure: rank, exit and error message."""
+    worker = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
+    if failure.signal is not None:
+        detail = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
+    elif failure.exit_code is not None:
+        detail = f"exit code {failure.exit_code}"
+    else:
+        detail = "ended by the agent after its error"
+    lines = [f"first failure: {worker} in round {failure.round}: {detail}, {failure.kind}"]
+    if failure.message:
+        lines.append(failure.message)
+    if failure.traceback and failure.traceback.strip() != failure.message.strip():
+        lines.append(failure.traceback)
+    return "\n".join(lines)
