@@ -50,6 +50,8 @@ from elasticjob_agent.worker_groups import WorkerGroups
 from elasticjob_agent.worker_runtime import WorkerRuntime
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
 
+log = logging.getLogger("elasticjob.agent")
+
 _ATTEMPTS = 20
 
 
@@ -91,9 +93,6 @@ class PortHolder:
             else:
                 return held
         raise OSError(errno.EADDRINUSE, "no free port for MASTER_PORT on this machine")
-
-
-log = logging.getLogger("elasticjob.agent")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,13 @@ from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.text import printable
 
+log = logging.getLogger("elasticjob.agent")
+
 TERMINATION_BYTES = 4096
 TERMINATION_SECONDS = 5.0
 """Disk timeout for the termination message."""
 _CUT = "\n[…]\n"
+NONCE_BYTES = 6
 
 
 def clip_message(message: str, max_bytes: int = TERMINATION_BYTES) -> str:
@@ -65,11 +68,6 @@ def write_termination_message(path: Path | None, message: str) -> OSError | None
     except OSError as error:
         return error
     return None
-
-
-log = logging.getLogger("elasticjob.agent")
-
-NONCE_BYTES = 6
 
 
 def run_beside_launcher() -> int:

@@ -49,6 +49,16 @@ from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
+log = logging.getLogger("elasticjob.agent")
+
+NAMESPACE = "default"
+MAX_SECONDS = 86400
+LOOPBACK = "127.0.0.1"
+CONNECT_SECONDS = 30.0
+"""Default time to wait for etcd v3 at the start."""
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
+
 
 def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
     """Return the command of each worker. Raises `SettingsError` if it cannot be run."""
@@ -90,17 +100,6 @@ def _current_folder() -> Path:
         return Path.cwd()
     except OSError as error:  # programs fail in confusing ways in a removed folder
         raise SettingsError("the current folder was removed: change to another one") from error
-
-
-log = logging.getLogger("elasticjob.agent")
-
-NAMESPACE = "default"
-MAX_SECONDS = 86400
-LOOPBACK = "127.0.0.1"
-CONNECT_SECONDS = 30.0
-"""Default time to wait for etcd v3 at the start."""
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-_RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)

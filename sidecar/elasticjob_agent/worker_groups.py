@@ -46,6 +46,16 @@ from elasticjob_agent.worker_runtime import (
     WorkerStart,
 )
 
+log = logging.getLogger("elasticjob.agent")
+
+ORDER_TIMEOUT_SECONDS = 15.0
+DISK_SECONDS = 5.0
+"""Disk timeout. The log folder may be on a network disk; after the timeout a round runs without
+files."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
 
 def prepare_workers(
     hello: Hello, slots: int, modules: tuple[str, ...], memory: str, dumps: bool
@@ -96,17 +106,6 @@ def start_workers(
             )
         )
     return StartWorkers(number, tuple(workers), max_log_bytes)
-
-
-log = logging.getLogger("elasticjob.agent")
-
-ORDER_TIMEOUT_SECONDS = 15.0
-DISK_SECONDS = 5.0
-"""Disk timeout. The log folder may be on a network disk; after the timeout a round runs without
-files."""
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 async def _on_disk(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -39,8 +39,17 @@ from elasticjob_operator.kubernetes.errors import (
 from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model.job import FIELD_MANAGER
 
+log = logging.getLogger(__name__)
+
 LOGGED_OFFSET_SECONDS = 5.0
 """Minimum clock difference that is logged, in seconds."""
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+UNANSWERED_PAUSE_SECONDS = 0.2
+QUOTA_SECONDS = 2.0
+"""Time for which a request that conflicts with others over a ResourceQuota is retried."""
+MAX_BODY_BYTES = 16 << 20
+"""Maximum size of a response. An object has at most 1.5 MiB, the limit of the API server's etcd."""
+_UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
 
 
 def clock_offset_seconds(
@@ -66,9 +75,6 @@ def _parse_date(date: str) -> float | None:
     except ValueError:
         return None
     return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
-
-
-_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +113,6 @@ class Request:
     def __str__(self) -> str:
         named = (self.namespace, self.name or self.about, self.subresource)
         return f"{self.verb} {self.kind.plural} {'/'.join(part for part in named if part)}".strip()
-
-
-log = logging.getLogger(__name__)
-
-UNANSWERED_PAUSE_SECONDS = 0.2
-QUOTA_SECONDS = 2.0
-"""Time for which a request that conflicts with others over a ResourceQuota is retried."""
-MAX_BODY_BYTES = 16 << 20
-"""Maximum size of a response. An object has at most 1.5 MiB, the limit of the API server's etcd."""
-_UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
 
 
 class Calls:

@@ -39,6 +39,8 @@ from elasticjob_rendezvous.protocol.text import printable, shortened
 
 EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 """Errors of a pass that are not bugs in this program."""
+NODES_RETRY = timedelta(minutes=1)
+"""Time between two attempts to write spec.nodes that the API server refuses."""
 
 
 class ObservedPods(PodReader, Protocol):
@@ -272,10 +274,6 @@ async def run_pass(
     elif any(isinstance(one, WriteNodes) for one in applied.actions):
         memory.nodes_refusal = None
     return Pass(observation, planned, applied)
-
-
-NODES_RETRY = timedelta(minutes=1)
-"""Time between two attempts to write spec.nodes that the API server refuses."""
 
 
 def _nodes_refusal(job: ElasticJob, write: WriteNodes, message: str, now: datetime) -> NodesRefusal:

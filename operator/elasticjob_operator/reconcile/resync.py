@@ -47,8 +47,16 @@ from elasticjob_rendezvous.etcd.errors import EtcdError
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 
+log = logging.getLogger(__name__)
+
 CLEANUP_ERRORS = (EtcdError, Contended)
 """Errors that closing and clearing may raise."""
+RESYNC_SECONDS = 60.0
+MIN_PAUSE_RATIO = 20
+"""Minimum ratio of the pause after a resync to its duration."""
+FULL_RESYNC_CYCLES = 10
+"""Number of resyncs over which every job is reconciled once, even if unchanged."""
+CACHE_DEAD_SECONDS = 60.0
 
 
 async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: datetime) -> bool:
@@ -94,16 +102,6 @@ async def delete_job_data(etcds: EtcdRegistry, namespace: str, uid: str) -> None
     for etcd in etcds.all():
         if etcd.users is not None or etcd.newest(namespace, uid) is not None:
             await remove_job(etcd.client, etcd.users, namespace, uid)
-
-
-log = logging.getLogger(__name__)
-
-RESYNC_SECONDS = 60.0
-MIN_PAUSE_RATIO = 20
-"""Minimum ratio of the pause after a resync to its duration."""
-FULL_RESYNC_CYCLES = 10
-"""Number of resyncs over which every job is reconciled once, even if unchanged."""
-CACHE_DEAD_SECONDS = 60.0
 
 
 Namespaces = tuple[str | None, ...]

@@ -33,6 +33,21 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.workqueue import WorkQueue
 
+log = logging.getLogger(__name__)
+
+COALESCE_SECONDS = 0.02
+"""Delay that merges simultaneous events, such as those of a drained node's pods."""
+START_EVENT_SECONDS = 0.25
+"""Delay for events of starting pods, which arrive one by one and require no action."""
+WATCH_SECONDS = 300
+"""Server-side timeout of a watch, after which it resumes at its last version."""
+SILENCE_SECONDS = 90.0
+"""Inactivity timeout of a watch; the API server sends a bookmark every minute."""
+LOGIN_RETRY_SECONDS = 5.0
+"""Pause after a failed login, as when a file with credentials is being replaced."""
+END_SECONDS = 3.0
+"""Maximum wait for cancelled watches; kopf's workers of a watch have two seconds to end."""
+
 
 class StalenessCheck:
     """Delivered versions by kind and uid. The watches call `take`, the resync calls `compare`."""
@@ -78,9 +93,6 @@ def _version(metadata: Json) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-log = logging.getLogger(__name__)
-
-
 class NodeCache:
     """Informer cache of Nodes by name. `known` is None if the operator may not read them."""
 
@@ -117,20 +129,6 @@ class NodeCache:
         for name in gone:
             del self.known[name]
         return gone
-
-
-COALESCE_SECONDS = 0.02
-"""Delay that merges simultaneous events, such as those of a drained node's pods."""
-START_EVENT_SECONDS = 0.25
-"""Delay for events of starting pods, which arrive one by one and require no action."""
-WATCH_SECONDS = 300
-"""Server-side timeout of a watch, after which it resumes at its last version."""
-SILENCE_SECONDS = 90.0
-"""Inactivity timeout of a watch; the API server sends a bookmark every minute."""
-LOGIN_RETRY_SECONDS = 5.0
-"""Pause after a failed login, as when a file with credentials is being replaced."""
-END_SECONDS = 3.0
-"""Maximum wait for cancelled watches; kopf's workers of a watch have two seconds to end."""
 
 
 class Handlers:

@@ -77,6 +77,17 @@ log = logging.getLogger(__name__)
 
 OLDEST_NAMESPACE = "kube-system"
 """Namespace whose uid identifies the cluster: it lives as long as the cluster."""
+REQUEST_SECONDS = 5.0
+FIRST_READ_SECONDS = 5.0
+
+UNUSED_SECONDS = 300.0
+"""Time after which the client of an etcd that no job uses is closed; longer than a reconcile."""
+
+Place = tuple[str, ...]
+"""Namespace, name of the Secret and endpoints of an etcd that a job names."""
+
+Changed = Callable[[str, str], None]
+"""Callback with namespace and uid of a job whose records changed."""
 
 
 class EtcdOwnership:
@@ -124,19 +135,6 @@ async def claim_etcd(client: Client, identity: str) -> str:
             await client.txn(Txn((is_absent,), (Put(key, identity.encode()),)))
         found = await client.range(Range(key))
     return found.kvs[0].value.decode(errors="replace") if found.kvs else identity
-
-
-REQUEST_SECONDS = 5.0
-FIRST_READ_SECONDS = 5.0
-
-UNUSED_SECONDS = 300.0
-"""Time after which the client of an etcd that no job uses is closed; longer than a reconcile."""
-
-Place = tuple[str, ...]
-"""Namespace, name of the Secret and endpoints of an etcd that a job names."""
-
-Changed = Callable[[str, str], None]
-"""Callback with namespace and uid of a job whose records changed."""
 
 
 class EtcdRefused(Exception):

@@ -56,6 +56,16 @@ log = logging.getLogger(__name__)
 EXIT_SECONDS = 2.0
 """Maximum wait of an ending process for heartbeats in progress."""
 _threads: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+PUBLISH_SECONDS = 60.0
+"""Maximum wait of the other ranks for rank 0's MASTER_ADDR and MASTER_PORT."""
+LEAVE_SECONDS = 5.0
+USED_GAP = 20
+"""Maximum number of rounds in a row for which an earlier run may have published no address."""
+_process_base = OUR_LOCAL_IDS + secrets.randbits(30)
+_handler_numbers = itertools.count()
+
+Prefixed = Callable[[str, Any], Any]
+T = TypeVar("T")
 
 
 @atexit.register
@@ -111,18 +121,6 @@ def _run(
         except Exception:  # the next heartbeat may succeed
             log.exception("a heartbeat failed")
         del alive
-
-
-PUBLISH_SECONDS = 60.0
-"""Maximum wait of the other ranks for rank 0's MASTER_ADDR and MASTER_PORT."""
-LEAVE_SECONDS = 5.0
-USED_GAP = 20
-"""Maximum number of rounds in a row for which an earlier run may have published no address."""
-_process_base = OUR_LOCAL_IDS + secrets.randbits(30)
-_handler_numbers = itertools.count()
-
-Prefixed = Callable[[str, Any], Any]
-T = TypeVar("T")
 
 
 class DynamicRendezvousHandler(RendezvousHandler):

@@ -20,6 +20,17 @@ from elasticjob_rendezvous.api import (
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, RankAssignment, is_torch_node
 from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
 
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 3.0
+"""Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
+AWAITED_SECONDS = 30.0
+"""Wait for a store that accepts connections and does not answer: less than that of other ranks."""
+ABSENT_SECONDS = 10.0
+"""The same, for the store of an agent outside the round."""
+PROBE_SECONDS = 3.0
+LOOK_BACK_ROUNDS = 100
+
 
 class HeldPort:
     """Free port, reserved while this object exists.
@@ -59,18 +70,6 @@ def published(store: Any) -> RendezvousStoreInfo | None:
         raise RendezvousStateError(
             f"rank 0 published an invalid address or port: {address!r}, {port!r}"
         ) from error
-
-
-log = logging.getLogger(__name__)
-
-SILENT_SECONDS = 3.0
-"""Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
-AWAITED_SECONDS = 30.0
-"""Wait for a store that accepts connections and does not answer: less than that of other ranks."""
-ABSENT_SECONDS = 10.0
-"""The same, for the store of an agent outside the round."""
-PROBE_SECONDS = 3.0
-LOOK_BACK_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from elasticjob_rendezvous.protocol.kv import (
     WatchBatch,
 )
 
+__all__ = ["Client", "LoginFiles", "Status", "Tls"]
+
 
 class KeepAliveStream:
     """Keep-alive stream; opened on first use, dropped at the first failure.
@@ -68,9 +70,6 @@ class KeepAliveStream:
         if self._call is not None:
             self._call.cancel()
         self._call = self._link = None
-
-
-__all__ = ["Client", "LoginFiles", "Status", "Tls"]
 
 
 @dataclass(frozen=True, slots=True)

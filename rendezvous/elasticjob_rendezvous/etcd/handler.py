@@ -47,6 +47,11 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 10.0
+START_SECONDS = 1.0
+
 
 class HeldPort:
     """Port that is bound without listening, so that no other process can take it."""
@@ -112,12 +117,6 @@ def refusal(run_id: str, directive: Directive) -> Exception:
             return RendezvousConnectionError(reason)
         case _:
             return RendezvousStateError(f"unexpected directive {directive!r}")
-
-
-log = logging.getLogger(__name__)
-
-SHUTDOWN_SECONDS = 10.0
-START_SECONDS = 1.0
 
 
 class EtcdV3RendezvousHandler(RendezvousHandler):

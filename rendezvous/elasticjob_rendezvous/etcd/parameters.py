@@ -31,6 +31,8 @@ from elasticjob_rendezvous.protocol.records.params import (
 )
 from elasticjob_rendezvous.protocol.text import echoed, hint
 
+log = logging.getLogger(__name__)
+
 BACKEND = "elasticjob"
 _SECONDS = (
     "timeout join_timeout last_call_timeout keep_alive_seconds keep_alive confirm confirm_seconds "
@@ -205,9 +207,6 @@ def _address(parameters: RendezvousParameters, endpoints: tuple[str, ...]) -> st
             f"the rendezvous endpoint {echoed(endpoints[0])} cannot be reached from here "
             f"({error}): correct it, or give this node's own address (--local-addr)"
         ) from error
-
-
-log = logging.getLogger(__name__)
 
 
 def _password(parameters: RendezvousParameters) -> str | None:

@@ -56,8 +56,11 @@ from elasticjob_agent.worker_runtime import StartWorkers, WorkerRuntime
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 from elasticjob_rendezvous.protocol.directives import Run
 
+log = logging.getLogger("elasticjob.agent")
+
 SHUTDOWN_SECONDS = 30
 NO_LOGS = LogSettings()
+EXIT_BARRIER_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,6 @@ class NodeConfig:
     announce: bool = False
     warm_start: WarmStart | None = None
     hang_seconds: float = 0.0
-
-
-log = logging.getLogger("elasticjob.agent")
-
-EXIT_BARRIER_SECONDS = 300.0
 
 
 class ElasticAgent(ABC):

@@ -22,6 +22,8 @@ from typing import Any, TypeVar, overload
 from elasticjob_agent.polling.poll import FIRST_DONE, done_note, kept_by_etcd
 from elasticjob_agent.threads import CALL_SECONDS, in_thread
 
+log = logging.getLogger("elasticjob.agent")
+
 TERMINAL_STATE_SYNC_ID = "torchelastic/agent/terminal_state"
 IGNORED = "<val_ignored>"
 TRACE = "/TRACE"
@@ -30,6 +32,10 @@ MOST_MISSING = 16
 """Maximum number of missing ranks in an error message."""
 TIMED_OUT = (RuntimeError, LookupError, TimeoutError)
 """Timeout errors of the stores: torch's, an etcd store's and ElasticJob's."""
+MAX_OUTAGE_SECONDS = 300.0
+"""Maximum etcd outage that a finished node waits out."""
+RETRY_SECONDS = 0.5
+T = TypeVar("T")
 
 
 @contextmanager
@@ -66,10 +72,14 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = 10,
 ) -> None: ...
+
+
 @overload
 def barrier(
     store: Any, rank: int, world_size: int, /, key_prefix: str, barrier_timeout: float = 300
 ) -> None: ...
+
+
 def barrier(store: Any, *args: Any, **kwargs: Any) -> None:
     """Wait for all members. A prefix can be used once.
 
@@ -173,14 +183,6 @@ def synchronize(
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
         return get_all(store, rank, key_prefix, world_size)
-
-
-log = logging.getLogger("elasticjob.agent")
-
-MAX_OUTAGE_SECONDS = 300.0
-"""Maximum etcd outage that a finished node waits out."""
-RETRY_SECONDS = 0.5
-T = TypeVar("T")
 
 
 class ExitBarrierClient:

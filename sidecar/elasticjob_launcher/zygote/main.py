@@ -51,6 +51,14 @@ from elasticjob_launcher.zygote.worker_environment import (
     show_process_as,
 )
 
+PACKET_BYTES = 1 << 20
+FDS = 3
+MOST_NAMES = 4000
+_MANY_FILES = 20
+"""Number of files of a program whose trees take more memory than is worth a collection."""
+_MAX_SECONDS_AT_FORK = 2.0
+"""Processor time for reading a changed program while its workers wait."""
+
 
 def serve_store(report: int, launcher: int) -> NoReturn:
     """Write the pid and port to `report`, then serve; write nothing if the store cannot start."""
@@ -69,15 +77,6 @@ def serve_store(report: int, launcher: int) -> NoReturn:
 def _start_store() -> Any:
     distributed = sys.modules["torch"].distributed
     return distributed.TCPStore("localhost", 0, None, True, wait_for_workers=False)
-
-
-PACKET_BYTES = 1 << 20
-FDS = 3
-MOST_NAMES = 4000
-_MANY_FILES = 20
-"""Number of files of a program whose trees take more memory than is worth a collection."""
-_MAX_SECONDS_AT_FORK = 2.0
-"""Processor time for reading a changed program while its workers wait."""
 
 
 class Zygote:

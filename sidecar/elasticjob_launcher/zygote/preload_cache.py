@@ -18,6 +18,8 @@ from elasticjob_launcher.loop import Loop, Timer
 MOST_NAMES = 4000  # fits in one packet to the zygote
 # A network disk may stop answering. Peers count a launcher that is silent for seconds as lost.
 DISK_SECONDS = 0.5
+# Seconds after a start: workers have made their first imports, or later ones.
+AFTER_SECONDS = (3.0, 10.0, 60.0)
 
 
 class BoundedDisk:
@@ -107,10 +109,6 @@ def _replace(path: Path, text: str) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()
-
-
-# Seconds after a start: workers have made their first imports, or later ones.
-AFTER_SECONDS = (3.0, 10.0, 60.0)
 
 
 class ExtensionSchedule:

@@ -36,6 +36,27 @@ from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import Launch
 from elasticjob_rendezvous.protocol.text import bounded
 
+__all__ = ["PodSettings", "TemplateRefused", "pod", "traits_of"]
+
+_SECRET_MODE = 0o444
+"""Mode that lets the agent read the Secret as any user; only the agent mounts the volume."""
+_MESHES = {
+    "sidecar.istio.io/inject": "false",
+    "istio.io/dataplane-mode": "none",
+    "kuma.io/sidecar-injection": "disabled",
+    "linkerd.io/inject": "disabled",
+    "consul.hashicorp.com/connect-inject": "false",
+}
+"""Labels and annotations that switch off service meshes: a mesh's proxy breaks collectives and
+outlives the trainer. Istio has two, for its sidecar and for its ambient mode."""
+_MESH_LABELS = ("sidecar.istio.io/inject", "istio.io/dataplane-mode", "kuma.io/sidecar-injection")
+"""Keys of `_MESHES` that are labels; the others are annotations."""
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_EVICTABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Annotation that lets the autoscaler remove machines that hold emptyDir volumes of the pod."""
+_PREFERRED, _MOST_WEIGHT = "preferredDuringSchedulingIgnoredDuringExecution", 100
+_SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
+
 
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand, workers: str, shm: bool) -> Json:
     """Return the template's container `own` with its new command and the launcher's variables and
@@ -84,28 +105,6 @@ def needs_shm(spec: Json, own: Json) -> bool:
     mounts = own.get("volumeMounts") or ()
     own_path = any(is_same(one.get("mountPath"), names.SHM_PATH) for one in mounts)
     return not own_path and spec.get("hostIPC") is not True
-
-
-__all__ = ["PodSettings", "TemplateRefused", "pod", "traits_of"]
-
-_SECRET_MODE = 0o444
-"""Mode that lets the agent read the Secret as any user; only the agent mounts the volume."""
-_MESHES = {
-    "sidecar.istio.io/inject": "false",
-    "istio.io/dataplane-mode": "none",
-    "kuma.io/sidecar-injection": "disabled",
-    "linkerd.io/inject": "disabled",
-    "consul.hashicorp.com/connect-inject": "false",
-}
-"""Labels and annotations that switch off service meshes: a mesh's proxy breaks collectives and
-outlives the trainer. Istio has two, for its sidecar and for its ambient mode."""
-_MESH_LABELS = ("sidecar.istio.io/inject", "istio.io/dataplane-mode", "kuma.io/sidecar-injection")
-"""Keys of `_MESHES` that are labels; the others are annotations."""
-_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-_EVICTABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-"""Annotation that lets the autoscaler remove machines that hold emptyDir volumes of the pod."""
-_PREFERRED, _MOST_WEIGHT = "preferredDuringSchedulingIgnoredDuringExecution", 100
-_SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
 
 
 def pod(
