@@ -11,7 +11,6 @@ from elasticjob_rendezvous.protocol.text import echoed
 
 DEFAULT_HOST = "localhost"
 DEFAULT_C10D_PORT = 29400
-DEFAULT_ETCD_PORT = 2379
 _HOST = re.compile(r"[\w.:-]+")
 
 

@@ -20,6 +20,13 @@ from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.zygote.fork_requests import ForkRequest
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
+if TYPE_CHECKING:
+    from typing import Union
+
+    from elasticjob_launcher.processes.spawn import Spawn, Spawned
+
+    Result = Union[Spawned, LaunchError]
+
 SERVE_SECONDS = 5.0
 END_SECONDS = 2.0
 WAITED_SECONDS = 0.5
@@ -108,14 +115,6 @@ def _await_end(pid: int) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(0.001)
-
-
-if TYPE_CHECKING:
-    from typing import Union
-
-    from elasticjob_launcher.processes.spawn import Spawn, Spawned
-
-    Result = Union[Spawned, LaunchError]
 
 
 class ProcessPlan(NamedTuple):

@@ -70,6 +70,14 @@ else:
     finish()
 """
 BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
+CHECK_SECONDS = 0.25
+WALL_FACTOR = 10
+"""Maximum duration of all imports, in multiples of their processor time."""
+PACKET_BYTES = 1 << 20
+PASS_SECONDS = 5.0
+PREFIX = b"[standby] "
+# Time for helper processes, such as multiprocessing's resource tracker, to clean up.
+HELPER_SECONDS = 1.0
 
 
 def boot_command(wanted: Program, fd: int) -> list[str]:
@@ -83,11 +91,6 @@ def _own_location() -> tuple[str, str]:
     """Return the folder or zip file that contains this package, and the package's name."""
     package = Path(__file__).parents[1]
     return str(package.parent), package.name
-
-
-CHECK_SECONDS = 0.25
-WALL_FACTOR = 10
-"""Maximum duration of all imports, in multiples of their processor time."""
 
 
 class ImportLimits:
@@ -205,16 +208,6 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
-
-
-if TYPE_CHECKING:
-    from elasticjob_launcher.zygote.command import Program
-
-PACKET_BYTES = 1 << 20
-PASS_SECONDS = 5.0
-PREFIX = b"[standby] "
-# Time for helper processes, such as multiprocessing's resource tracker, to clean up.
-HELPER_SECONDS = 1.0
 
 
 class ZygoteEvents(NamedTuple):
