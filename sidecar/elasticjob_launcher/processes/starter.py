@@ -174,7 +174,7 @@ class Starter:
         if self._zygote is None or reason:
             result = StartResult([self._cold(plan) for plan in plans], reason)
             if self._zygote is not None and len({plan.argv for plan in plans}) == 1:
-                self._zygote.suit(plans[0].argv, plans[0].env)
+                self._zygote.prepare_for(plans[0].argv, plans[0].env)
             return result
         if self._zygote.reason:
             return StartResult([self._cold(plan) for plan in plans], self._zygote.reason)

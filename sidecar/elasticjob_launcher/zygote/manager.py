@@ -33,16 +33,22 @@ if TYPE_CHECKING:
 START_WAIT_SECONDS = 5.0
 MOST_START_WAIT_SECONDS = 20.0
 LEAST_WAIT_SECONDS = 2.0
-# Part of a load that the zygote must be ahead of workers that would start cold: its checks of the
-# imports take some of it, and its workers share one import.
 LEAD = 1 / 6
+"""Part of a load that the zygote must be ahead of workers that would start cold: its checks of the
+imports take some of it, and its workers share one import."""
 STALLED_SECONDS = 2.0
+"""Time without activity of the loading process after which workers do not wait for it."""
 LOOK_SECONDS = 0.25
+"""Interval of the checks of its activity."""
 PRELOADING = "the standby is still preloading"
 MOST_STARTS = 4
+"""Maximum number of starts in a row; one more for each start that found a new exclusion."""
 MOST_REFUSALS = 20
+"""Maximum of that number, and of successors that are requested again without refused modules."""
 REST_SECONDS = 600.0
-SETTLED_SECONDS = 60.0  # ready for longer than this, a zygote has not failed to start
+"""Pause after that number of starts, then twice as long each time."""
+SETTLED_SECONDS = 60.0
+"""Time in the ready state after which earlier starts no longer count."""
 MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the recorded modules
 
 
@@ -115,7 +121,7 @@ class ZygoteManager:
         self._extension_schedule = ExtensionSchedule(loop, self._extend)
         self._extensions_left = MOST_REFUSALS
         self._starts = 0
-        self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
+        self._most_starts = MOST_STARTS
         self._began = self._ready_since = 0.0
         self._load_seconds = 0.0
         self._workers = 1
@@ -170,10 +176,10 @@ class ZygoteManager:
             then()
             return
         self._waiting = then
-        self._loop.call_later(seconds, lambda: self._waited(then))
-        self._watch(then, time.monotonic(), None)
+        self._loop.call_later(seconds, lambda: self._wait_expired(then))
+        self._watch_activity(then, time.monotonic(), None)
 
-    def _watch(self, then: Callable[[], None], since: float, before: int | None) -> None:
+    def _watch_activity(self, then: Callable[[], None], since: float, before: int | None) -> None:
         """End the wait once the loading process has done nothing for `STALLED_SECONDS`."""
         if self._waiting is not then or self._process is None:
             return
@@ -183,13 +189,13 @@ class ZygoteManager:
         if now - since >= STALLED_SECONDS:
             module = self._import_limits.module
             self._reason = f"{PRELOADING}, stalled" + (f" at {module}" if module else "")
-            self._go_on()
+            self._end_wait()
             return
         self._watching = self._loop.call_later(
-            LOOK_SECONDS, lambda: self._watch(then, since, current)
+            LOOK_SECONDS, lambda: self._watch_activity(then, since, current)
         )
 
-    def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def prepare_for(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Prepare a zygote for workers like this one from now on."""
         if self._request is not None:
             self.prepare(self._request._replace(argv=tuple(argv), env=shared_variables(env)))
@@ -295,7 +301,7 @@ class ZygoteManager:
             return
         self._state, self._reason = ZygoteState.READY, ""
         self._ready_since = time.monotonic()
-        self._go_on()
+        self._end_wait()
         self._on_settled(True, "")
 
     def _loading_seconds(self) -> float:
@@ -312,7 +318,7 @@ class ZygoteManager:
             self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
         self._end()
         if refused:
-            self._again(next(iter(refused.values())))
+            self._restart(next(iter(refused.values())))
         else:
             self._give_up(f"the standby cannot be forked: {reason}")
 
@@ -333,7 +339,55 @@ class ZygoteManager:
         if not self.settled:
             self._exclude_importing(reason)
         self._end()
-        self._again(reason)
+        self._restart(reason)
+
+    def _restart(self, reason: str) -> None:
+        """Start another zygote, or give up after too many that did not become ready."""
+        since = self._ready_since if self._state == ZygoteState.READY else time.monotonic()
+        if time.monotonic() - since > SETTLED_SECONDS:
+            self._starts, self._most_starts = 0, MOST_STARTS
+        if self._starts < self._most_starts:
+            self._start()
+            if self._state == ZygoteState.LOADING and self._waiting is not None:
+                self._reason = f"{PRELOADING}, again: {reason}"
+                self._end_wait()  # the new process has no lead over a cold start
+            return
+        self._give_up(f"given up after {self._starts} standbys: {reason}")
+        # The cause, such as a memory shortage, may be gone by then.
+        self._second_try = self._loop.call_later(self._rest_seconds, self._retry_later)
+        self._rest_seconds *= 2
+
+    def _retry_later(self) -> None:
+        self._starts, self._most_starts = 0, MOST_STARTS
+        self._start()
+
+    def _give_up(self, reason: str) -> None:
+        self._end()
+        self._state, self._reason = ZygoteState.OVER, reason
+        self._on_settled(False, reason)
+        self._end_wait()
+
+    def _exceeded(self, reason: str, slow: bool) -> None:
+        """Give up; try once more if only the time limit was exceeded.
+
+        A first read of a disk or image is slow; by the second try the workers have read the same.
+        """
+        again = slow and not self._was_slow
+        self._give_up(reason)
+        if again:
+            self._was_slow = True
+            self._second_try = self._loop.call_later(self._limits.seconds, self._start)
+
+    def _end(self) -> None:
+        self._import_limits.end()
+        if self._second_try is not None:
+            self._second_try.cancel()
+            self._second_try = None
+        self._extension_schedule.end()
+        self._drop_successor()
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.end()
 
     # --- successor
 
@@ -390,60 +444,13 @@ class ZygoteManager:
             successor, self._successor = self._successor, None
             successor.end()
 
-    def _again(self, reason: str) -> None:
-        since = self._ready_since if self._state == ZygoteState.READY else time.monotonic()
-        if time.monotonic() - since > SETTLED_SECONDS:
-            self._starts, self._most_starts = 0, MOST_STARTS
-        if self._starts < self._most_starts:
-            self._start()
-            if self._state == ZygoteState.LOADING and self._waiting is not None:
-                self._reason = f"{PRELOADING}, again: {reason}"
-                self._go_on()  # the new process has no lead over a cold start
-            return
-        self._give_up(f"given up after {self._starts} standbys: {reason}")
-        # The cause, such as a memory shortage, may be gone by then.
-        self._second_try = self._loop.call_later(self._rest_seconds, self._retry_later)
-        self._rest_seconds *= 2
-
-    def _retry_later(self) -> None:
-        self._starts, self._most_starts = 0, MOST_STARTS
-        self._start()
-
-    def _give_up(self, reason: str) -> None:
-        self._end()
-        self._state, self._reason = ZygoteState.OVER, reason
-        self._on_settled(False, reason)
-        self._go_on()
-
-    def _exceeded(self, reason: str, slow: bool) -> None:
-        """Give up; try once more if only the time limit was exceeded.
-
-        A first read of a disk or image is slow; by the second try the workers have read the same.
-        """
-        again = slow and not self._was_slow
-        self._give_up(reason)
-        if again:
-            self._was_slow = True
-            self._second_try = self._loop.call_later(self._limits.seconds, self._start)
-
-    def _end(self) -> None:
-        self._import_limits.end()
-        if self._second_try is not None:
-            self._second_try.cancel()
-            self._second_try = None
-        self._extension_schedule.end()
-        self._drop_successor()
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.end()
-
     # --- waiting callers
 
-    def _waited(self, then: Callable[[], None]) -> None:
+    def _wait_expired(self, then: Callable[[], None]) -> None:
         if self._waiting is then:
-            self._go_on()
+            self._end_wait()
 
-    def _go_on(self) -> None:
+    def _end_wait(self) -> None:
         waiting, self._waiting = self._waiting, None
         if self._watching is not None:
             self._watching.cancel()
