@@ -84,6 +84,12 @@ _DELETE_REASONS = {
     StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
     StopReason.DELETED: DeleteReason.JOB_DELETED,
 }
+MAX_POD_ACTIONS = 512
+"""Maximum number of pods that one plan creates and deletes, which bounds the cost of a plan for any
+size of a job."""
+KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
+"""Maximum number of failed pods kept for their logs, and of pods rejected by their machines; each
+holds an index. Older ones are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,105 +116,6 @@ class Plan:
     def expected(self) -> int | None:
         """Number of members that can join; None while no member may join."""
         return self.bounds.expected if self.bounds else None
-
-
-def plan_end(
-    job: ElasticJob,
-    observed: Observed,
-    phase: Phase,
-    reason: StopReason,
-    now: datetime,
-    access: StoreAccess,
-) -> Plan:
-    """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
-
-    In this order a leaving member starts no round. The pods are deleted even if the store has been
-    unreadable or has refused writes for `WAIT_SECONDS`: no member remains that could disagree. The
-    rendezvous is closed once that is possible. A checkpoint requested before gets its time. A
-    suspension is then in the status before the pods are deleted.
-    """
-    view = observed.rendezvous
-    actions: list[Action] = []
-    bounds = with_own_grace(job, observed.bounds)
-    if is_steered(job) and view.outcome is None:
-        requested = bounds is not None and bounds.closing is not None
-        step = NOT_TRAINING
-        if requested or any(not pod.over for pod in observed.pods):
-            step = closing_step(view, bounds, reason, now, access)
-        if step.bounds is not None:
-            request = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
-            return Plan((request,), phase, wanted_size(job), None, step.wake_at)
-        if step.wake_at is not None:
-            return Plan((), phase, wanted_size(job), None, step.wake_at)
-        if view.readable and bounds is not None and not access.refused:
-            stopped, save = OutcomeKind.STOPPED, step.report
-            actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
-        elif (
-            phase in SUSPENSION
-            and job.status.phase not in SUSPENSION
-            and observed.pods
-            and not (view.readable and bounds is None)
-        ):
-            # Only the status records the suspension: it precedes the deletion of the pods.
-            return Plan((), phase, wanted_size(job), None, now)
-    everything = reason is not StopReason.DEADLINE_EXCEEDED
-    actions += [
-        DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
-        for pod in by_index(observed)
-        if pod.active or (everything and not pod.terminating)
-    ]
-    return Plan(tuple(actions), phase, wanted_size(job))
-
-
-def plan_finished(
-    job: ElasticJob, observed: Observed, phase: Phase, now: datetime, access: StoreAccess
-) -> Plan:
-    """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
-    end, then ttlSecondsAfterFinished."""
-    size = wanted_size(job)
-    expiry, cleanup = expires_at(job), cleanup_at(job)
-    if expiry is not None and expiry <= now:
-        return Plan((DeleteJob(),), phase, size)
-    if failed_by_deadline(job):
-        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now, access)
-        if close.actions or close.wake_at is not None:
-            return close
-    policy = job.spec.run_policy.clean_pod_policy
-    unneeded = [
-        pod
-        for pod in by_index(observed)
-        if (policy is CleanPodPolicy.RUNNING and (pod.active or _outlives_trainer(pod)))
-        or (policy is CleanPodPolicy.ALL and not pod.terminating)
-    ]
-    if not unneeded:
-        return Plan((), phase, size, None, expiry)
-    if cleanup is None or cleanup > now:
-        # Delete not even a pod that seems never to have run: its observed state may be older than
-        # the job's end, and its logs would be lost.
-        return Plan((), phase, size, None, earliest(expiry, cleanup))
-    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in unneeded)
-    return Plan(actions, phase, size, None, expiry)
-
-
-def _outlives_trainer(pod: Pod) -> bool:
-    """Return True if other containers outlive the trainer and the pod is not being deleted."""
-    return pod.lingering and not pod.terminating
-
-
-def earliest(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
-def by_index(observed: Observed) -> list[Pod]:
-    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
-
-
-MAX_POD_ACTIONS = 512
-"""Maximum number of pods that one plan creates and deletes, which bounds the cost of a plan for any
-size of a job."""
-KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
-"""Maximum number of failed pods kept for their logs, and of pods rejected by their machines; each
-holds an index. Older ones are deleted."""
 
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
@@ -253,7 +160,7 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
     if reason is StopReason.DELETED:
         return plan_end(job, observed, phase, reason, now, access)
     if job.status.phase in FINISHED or view.ended:
-        return plan_finished(job, observed, phase, now, access)
+        return _plan_finished(job, observed, phase, now, access)
     if reason is None and lacks_record(job, view, observed.pods, observed.bounds):
         reason = StopReason.SUSPENDED
     if reason is not None:
@@ -263,10 +170,93 @@ def _plan(job: ElasticJob, observed: Observed, now: datetime, access: StoreAcces
     return _plan_active(job, observed, phase, now)
 
 
+def plan_end(
+    job: ElasticJob,
+    observed: Observed,
+    phase: Phase,
+    reason: StopReason,
+    now: datetime,
+    access: StoreAccess,
+) -> Plan:
+    """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
+
+    In this order a leaving member starts no round. The pods are deleted even if the store has been
+    unreadable or has refused writes for `WAIT_SECONDS`: no member remains that could disagree. The
+    rendezvous is closed once that is possible. A checkpoint requested before gets its time. A
+    suspension is then in the status before the pods are deleted.
+    """
+    view = observed.rendezvous
+    actions: list[Action] = []
+    bounds = with_own_grace(job, observed.bounds)
+    if is_steered(job) and view.outcome is None:
+        requested = bounds is not None and bounds.closing is not None
+        step = NOT_TRAINING
+        if requested or any(not pod.over for pod in observed.pods):
+            step = closing_step(view, bounds, reason, now, access)
+        if step.bounds is not None:
+            request = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
+            return Plan((request,), phase, wanted_size(job), None, step.wake_at)
+        if step.wake_at is not None:
+            return Plan((), phase, wanted_size(job), None, step.wake_at)
+        if view.readable and bounds is not None and not access.refused:
+            stopped, save = OutcomeKind.STOPPED, step.report
+            actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
+        elif (
+            phase in SUSPENSION
+            and job.status.phase not in SUSPENSION
+            and observed.pods
+            and not (view.readable and bounds is None)
+        ):
+            # Only the status records the suspension: it precedes the deletion of the pods.
+            return Plan((), phase, wanted_size(job), None, now)
+    everything = reason is not StopReason.DEADLINE_EXCEEDED
+    actions += [
+        DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
+        for pod in _by_index(observed)
+        if pod.active or (everything and not pod.terminating)
+    ]
+    return Plan(tuple(actions), phase, wanted_size(job))
+
+
+def _plan_finished(
+    job: ElasticJob, observed: Observed, phase: Phase, now: datetime, access: StoreAccess
+) -> Plan:
+    """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
+    end, then ttlSecondsAfterFinished."""
+    size = wanted_size(job)
+    expiry, cleanup = expires_at(job), cleanup_at(job)
+    if expiry is not None and expiry <= now:
+        return Plan((DeleteJob(),), phase, size)
+    if failed_by_deadline(job):
+        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now, access)
+        if close.actions or close.wake_at is not None:
+            return close
+    policy = job.spec.run_policy.clean_pod_policy
+    unneeded = [
+        pod
+        for pod in _by_index(observed)
+        if (policy is CleanPodPolicy.RUNNING and (pod.active or _outlives_trainer(pod)))
+        or (policy is CleanPodPolicy.ALL and not pod.terminating)
+    ]
+    if not unneeded:
+        return Plan((), phase, size, None, expiry)
+    if cleanup is None or cleanup > now:
+        # Delete not even a pod that seems never to have run: its observed state may be older than
+        # the job's end, and its logs would be lost.
+        return Plan((), phase, size, None, earliest(expiry, cleanup))
+    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in unneeded)
+    return Plan(actions, phase, size, None, expiry)
+
+
+def _outlives_trainer(pod: Pod) -> bool:
+    """Return True if other containers outlive the trainer and the pod is not being deleted."""
+    return pod.lingering and not pod.terminating
+
+
 def _plan_resumption(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
     """Return the plan that starts a new incarnation, once no pod of the old one can still write a
     checkpoint."""
-    old = [pod for pod in by_index(observed) if not _is_fresh(job, pod)]
+    old = [pod for pod in _by_index(observed) if not _is_fresh(job, pod)]
     remaining = [pod for pod in old if may_write(pod)]
     if remaining:
         actions = [
@@ -316,15 +306,8 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
     if not steered:
         held = _latest(held, undecided_until(job, observed.pods, now))
     missing = size.nodes - len(counted_pods.counted)
-    given_up = frozenset(pod.uid for pod in counted_pods.given_up)
-    victims: list[tuple[Pod, DeleteReason]] = []
-    if not view.finishing and (view.readable or not steered):
-        able_to_go = [pod for pod in counted_pods.counted if not keeps_store(job, pod.index)]
-        slower = lasting_stragglers(job.status.stragglers, now)
-        avoided = frozenset(avoided_names(job.status, now, observed.pods))
-        disfavored = Disfavored(avoided, slower)
-        victims = surplus(able_to_go, view, -missing, given_up, disfavored)
-    elif view.finishing:
+    victims = _surplus_pods(job, observed, counted_pods, -missing, now)
+    if view.finishing:
         # New members cannot join; only a job below its minimum needs pods to continue.
         missing = min(missing, job.spec.min_nodes - len(counted_pods.counted))
     bounds = rendezvous_params(
@@ -340,20 +323,41 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
             actions.append(write)
         actions += _gone_members(observed)
     if held is None:
-        if not view.finishing:
-            missing = pods_with_store_host(job, counted_pods, missing)
-        actions += [
-            CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
-            for index in islice(
-                counted_pods.free_indices(), max(min(missing, MAX_POD_ACTIONS + 1), 0)
-            )
-        ]
+        actions += _creations(job, observed, counted_pods, missing)
     actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
     actions += _leftover_deletions(counted_pods, failures, view.readable)
     if held is None:
         actions += stale_store_host(job, counted_pods)
     wake_at = earliest(held, _wake_at(job, observed, counted_pods, now))
     return Plan(tuple(actions), phase, size, bounds, wake_at)
+
+
+def _surplus_pods(
+    job: ElasticJob, observed: Observed, counted_pods: CountedPods, excess: int, now: datetime
+) -> list[tuple[Pod, DeleteReason]]:
+    """Return the pods to delete so that the job shrinks by `excess`, with their reasons.
+
+    There are none while the rendezvous ends, or cannot be read.
+    """
+    view = observed.rendezvous
+    if view.finishing or (is_steered(job) and not view.readable):
+        return []
+    able_to_go = [pod for pod in counted_pods.counted if not keeps_store(job, pod.index)]
+    slower = lasting_stragglers(job.status.stragglers, now)
+    avoided = frozenset(avoided_names(job.status, now, observed.pods))
+    given_up = frozenset(pod.uid for pod in counted_pods.given_up)
+    return surplus(able_to_go, view, excess, given_up, Disfavored(avoided, slower))
+
+
+def _creations(
+    job: ElasticJob, observed: Observed, counted_pods: CountedPods, missing: int
+) -> list[CreatePod]:
+    """Return the creations of missing pods, and of the one that hosts the store of the job."""
+    if not observed.rendezvous.finishing:
+        missing = pods_with_store_host(job, counted_pods, missing)
+    indices = islice(counted_pods.free_indices(), max(min(missing, MAX_POD_ACTIONS + 1), 0))
+    name = job.metadata.name
+    return [CreatePod(index, pod_name(name, index), observed.incarnation) for index in indices]
 
 
 def _plan_failure(observed: Observed, phase: Phase, size: WantedSize, reason: str) -> Plan:
@@ -442,6 +446,14 @@ def _wake_at(
     pending_timeout = [gives_up_at(job, pod) for pod in counted_pods.counted]
     deadlines = [deadline(job), _refusal_gives_up_at(job, observed), *pending_timeout]
     return earliest(*(due for due in deadlines if due is not None and due > now))
+
+
+def _by_index(observed: Observed) -> list[Pod]:
+    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
+
+
+def earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _latest(*moments: datetime | None) -> datetime | None:
