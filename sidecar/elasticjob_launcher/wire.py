@@ -107,7 +107,7 @@ class Prepare(NamedTuple):
     modules: tuple[str, ...]
     memory: str
 
-    def unlike(
+    def difference(
         self, base_env: Mapping[str, str], argv: Sequence[str], env: Mapping[str, str]
     ) -> str:
         """Return the difference between a worker and this request, or an empty string.

@@ -213,7 +213,7 @@ class Starter:
         if self._zygote is None or not self._zygote.is_requested:
             return "warm start is off"
         for plan in plans:
-            unlike = self._zygote.unlike(plan.argv, plan.env)
-            if unlike:
-                return unlike
+            difference = self._zygote.difference(plan.argv, plan.env)
+            if difference:
+                return difference
         return ""

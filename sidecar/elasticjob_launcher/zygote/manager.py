@@ -200,10 +200,10 @@ class ZygoteManager:
         if self._request is not None:
             self.prepare(self._request._replace(argv=tuple(argv), env=shared_variables(env)))
 
-    def unlike(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    def difference(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
         """Return the difference between a worker and the preloaded ones, or an empty string."""
         assert self._request is not None
-        return self._request.unlike(self._base_env, argv, env)
+        return self._request.difference(self._base_env, argv, env)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedWorker | str]:
         """Return a forked worker, or the reason for its absence, for each request."""
