@@ -1,14 +1,14 @@
-"""Records of one rendezvous, as stored in etcd.
+"""Records of members and rounds, and the writers of all records of a rendezvous in etcd.
 
-| record    | written by                                            | in         |
-|-----------|-------------------------------------------------------|------------|
-| `RendezvousParams`  | the operator; outside Kubernetes the first member     | `bounds`   |
-| `Member`  | its own agent, under a lease                          | here       |
-| `Round`   | the coordinator                                       | here       |
-| `Roster`  | the coordinator, once, in the Txn that sets `final`   | `roster`   |
-| `History` | the coordinator: cost of each round                   | `costs`    |
-| `Failure` | the agent whose worker failed                         | `failures` |
-| `Done`    | the agent whose workers all ended with success        | here       |
+| record             | written by                                           | module     |
+|--------------------|------------------------------------------------------|------------|
+| `RendezvousParams` | the operator; outside Kubernetes the first member    | `params`   |
+| `Member`           | its own agent, under a lease                         | here       |
+| `Round`            | the coordinator                                      | here       |
+| `Roster`           | the coordinator, once, in the Txn that sets `final`  | `roster`   |
+| `History`          | the coordinator: cost of each round                  | `timings`  |
+| `Failure`          | the agent whose worker failed                        | `failures` |
+| `Done`             | the agent whose workers all ended with success       | here       |
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport
 from elasticjob_rendezvous.protocol.records.codec import prepare
+
+ABORTED = "PeersAborted"
+"""Reason in a cause: the collectives of the members' peers broke."""
+
+_TEXTS = {ABORTED: "its peers' collectives broke"}
+"""Texts that stand for reasons in a detail; other reasons stand there as they are."""
+_SEPARATOR = "; "
+ASIDE = "~"
+"""Suffix of a session that was set aside: its member does not coordinate."""
 
 
 class RoundState(StrEnum):
@@ -64,13 +73,6 @@ class CauseKind(StrEnum):
 
 URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, CauseKind.DATA_LOST})
 """Causes for which running workers are killed at once: their collectives cannot end."""
-
-
-ABORTED = "PeersAborted"
-"""Reason in a cause: the collectives of the members' peers broke."""
-
-_TEXTS = {ABORTED: "its peers' collectives broke"}
-"""Texts that stand for reasons in a detail; other reasons stand there as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,6 @@ def reasons_in_detail(kind: str, detail: str) -> tuple[str, ...]:
         return found
     # The detail of another loss is a text.
     return found if kind == CauseKind.LOSS and found == (ABORTED,) else ()
-
-
-_SEPARATOR = "; "
 
 
 class OutcomeKind(StrEnum):
@@ -300,10 +299,6 @@ class Member:
     def runs(self) -> bool:
         """True if workers of its round run, or are being stopped."""
         return self.state in (MemberState.RUNNING, MemberState.STOPPING)
-
-
-ASIDE = "~"
-"""Suffix of a session that was set aside: its member does not coordinate."""
 
 
 def begun_as(session: str) -> str:
