@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticjob_operator.domain.explain.blockers import Blocker, find_blockers
 from elasticjob_operator.domain.explain.catalog import OBSTACLES
-from elasticjob_operator.domain.explain.changed_pods import unowned_sentences
+from elasticjob_operator.domain.explain.changed_pods import lost_label_sentences, unowned_sentences
 from elasticjob_operator.domain.explain.history import (
     failure_sentences,
     goodput_sentences,
@@ -32,7 +32,6 @@ from elasticjob_operator.domain.explain.phrases import (
     time_text,
 )
 from elasticjob_operator.domain.manifests.names import pod_name
-from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, is_steered
 from elasticjob_operator.domain.plan.lifecycle import STOPPING, awaits_resumption

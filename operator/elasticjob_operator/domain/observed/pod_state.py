@@ -11,12 +11,11 @@ therefore clamped to the time between the pod's creation and its first observati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from elasticjob_operator.domain.explain.phrases import MAX_NAMES, listed, named
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.names import (
     AGENT_CONTAINER,
@@ -70,24 +69,6 @@ def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
     if not incarnation:
         del wanted[INCARNATION_LABEL]
     return tuple(f"{key}={value}" for key, value in wanted.items() if labels.get(key) != value)
-
-
-def lost_label_sentences(pods: Iterable[Pod]) -> Iterator[str]:
-    """Yield the consequence of lost labels and the commands that restore them."""
-    lost = [pod for pod in pods if pod.lost_labels]
-    if not lost:
-        return
-    keys = sorted({label.partition("=")[0] for pod in lost for label in pod.lost_labels})
-    text = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
-    many = len(lost) > 1
-    yield (
-        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {text}: the job goes "
-        "on, but the operator sees its state late, and the job's Service and PodDisruptionBudget "
-        f"may not select {'these pods' if many else 'this pod'}"
-    )
-    for pod in sorted(lost, key=lambda pod: pod.index)[:MAX_NAMES]:
-        labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
-        yield f"`kubectl label --overwrite pod {pod.name} {labels}` restores {it}"
 
 
 def first_seen_ends(

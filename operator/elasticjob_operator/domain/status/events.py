@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
-from elasticjob_operator.domain.explain.changed_pods import unowned_text
+from elasticjob_operator.domain.explain.changed_pods import lost_label_sentences, unowned_text
 from elasticjob_operator.domain.explain.phrases import (
     restart_text,
     round_cause,
@@ -19,7 +19,6 @@ from elasticjob_operator.domain.explain.phrases import (
     stop_report,
 )
 from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
-from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Pod, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
