@@ -19,7 +19,7 @@ from bench import processes
 from bench.settings import REPOSITORY, child_environment
 from bench.soak.disturbances import ON_THIS_MACHINE, Disturbance, JobState, Kind, job_state
 from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
-from elasticjob_agent.core.reports import TOOK_OVER
+from elasticjob_agent.core.log_lines import TOOK_OVER
 from elasticjob_cli.local.control_client import send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 from elasticjob_cli.local.logs import AGENT, TRAINER

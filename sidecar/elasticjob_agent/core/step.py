@@ -42,9 +42,9 @@ from elasticjob_agent.core.events import (
 )
 from elasticjob_agent.core.failures import SIGNALS
 from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, makes_no_progress
+from elasticjob_agent.core.log_lines import log_lines
 from elasticjob_agent.core.reports import (
     local_state,
-    log_lines,
     record_progress,
     report_due_at,
     report_progress,
