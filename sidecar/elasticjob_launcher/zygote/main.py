@@ -57,7 +57,7 @@ MOST_NAMES = 4000
 _MANY_FILES = 20
 """Number of files of a program whose trees take more memory than is worth a collection."""
 _MAX_SECONDS_AT_FORK = 2.0
-"""Processor time for reading a changed program while its workers wait."""
+"""Processor time for the analysis of a changed program while its workers wait."""
 
 
 def serve_store(report: int, launcher: int) -> NoReturn:
@@ -103,8 +103,8 @@ class Zygote:
         self._target: Target | None = None
         self._first: Sequence[str] = ()
         self._last: Sequence[str] = ()
-        self._reading = ImportAnalysis((), frozenset())
-        self._dates: Sequence[object] = ()
+        self._analysis = ImportAnalysis((), frozenset())
+        self._stamps: Sequence[object] = ()
         self._refused: tuple[Sequence[object], str] = (), ""
         self._keeps_group = False
         self._resume_collection: Callable[[], None] = gc.enable
@@ -119,12 +119,12 @@ class Zygote:
             if kind == "preload":
                 self._preload(message)
             elif kind == "learn":
-                self._extend(message, fds)
+                self._fork_successor(message, fds)
             elif kind == "serve":
-                self._serve(fds)
+                self._fork_store(fds)
             elif kind == "fork":
                 streams = ForkStreams(fds)
-                if self._forked(message, streams):
+                if self._fork_worker(message, streams):
                     return self._program
                 streams.close()
 
@@ -143,17 +143,17 @@ class Zygote:
         self._end_if_unfit(run_module.unreadable_source(target))
         self._excluded = frozenset(request["excluded"])
         guard = ImportGuard((), request["modules"])
-        reading = self._reading = self._read(guard)
+        analysis = self._analysis = self._analyse(guard)
         run_module.set_main_file(target, self._entry(guard))
-        self._dates = _file_stamps(reading.files)
-        self._end_if_unfit(reading.unread)
-        for folder in reading.first:
+        self._stamps = _file_stamps(analysis.files)
+        self._end_if_unfit(analysis.unread)
+        for folder in analysis.first:
             self._end_if_unfit(hidden_module(self._own, folder))
-        self._first, self._last = reading.first, reading.last
-        self._end_if_unknown(reading.steps)
-        chosen = self._chosen(reading, request["modules"])
+        self._first, self._last = analysis.first, analysis.last
+        self._end_if_unknown(analysis.steps)
+        chosen = self._chosen(analysis, request["modules"])
         # The program may not import the others, whose effects it would notice.
-        certain = [step for step in reading.steps if step not in reading.possible]
+        certain = [step for step in analysis.steps if step not in analysis.possible]
         self._configured = frozenset(map(WantedImport, chosen)).difference(certain)
         steps = [*certain, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
@@ -162,10 +162,10 @@ class Zygote:
             if isinstance(each, EnvironmentChange) or not is_excluded(each.module, self._excluded)
         ]
         wanted += self._known(request["learned"], guard)
-        # `_change` leaves the values of the others to the workers.
-        applied = [name for name in reading.known if not _left_to_workers(name)]
+        # `_apply_change` leaves the values of the others to the workers.
+        applied = [name for name in analysis.known if not _left_to_workers(name)]
         self._guard = ImportGuard(
-            reading.sets, request["modules"], self._excluded, self._temporary, applied
+            analysis.sets, request["modules"], self._excluded, self._report_temporary, applied
         )
         # Imports allocate much and free little: collections would gain nothing.
         self._resume_collection = pause_collection()
@@ -186,14 +186,14 @@ class Zygote:
                     f"read, before it imports {step.module}"
                 )
 
-    def _chosen(self, reading: ImportAnalysis, modules: Sequence[str]) -> Sequence[str]:
+    def _chosen(self, analysis: ImportAnalysis, modules: Sequence[str]) -> Sequence[str]:
         """Return the configured modules; none if the program may change variables before them."""
-        changed = {step.name for step in reading.steps if isinstance(step, EnvironmentChange)}
-        found = [n for n in sorted({*changed, *reading.later}) if not differs_by_worker(n)]
+        changed = {step.name for step in analysis.steps if isinstance(step, EnvironmentChange)}
+        found = [n for n in sorted({*changed, *analysis.later}) if not differs_by_worker(n)]
         unknown = any(
-            isinstance(step, EnvironmentChange) and not step.known for step in reading.steps
+            isinstance(step, EnvironmentChange) and not step.known for step in analysis.steps
         )
-        if not modules or not found or not (unknown or reading.later):
+        if not modules or not found or not (unknown or analysis.later):
             return modules
         print(  # noqa: T201
             f"not preloaded: {', '.join(modules)}: your program may change "
@@ -202,35 +202,35 @@ class Zygote:
         )
         return ()
 
-    def _read(self, guard: ImportGuard, seconds: float | None = None) -> ImportAnalysis:
+    def _analyse(self, guard: ImportGuard, seconds: float | None = None) -> ImportAnalysis:
         entry = self._entry(guard)
         found = analyse_imports(entry, sys.path, guard.installed, self._given, seconds)
         if len(found.files) > _MANY_FILES:
             gc.collect()  # imports then reuse the memory of the trees
         return found
 
-    def _outdated(self) -> str:
+    def _changed_program(self) -> str:
         """Return the reason if preloaded modules no longer match the program; empty otherwise."""
-        dates = _file_stamps(self._reading.files)
-        if dates == self._dates:
+        stamps = _file_stamps(self._analysis.files)
+        if stamps == self._stamps:
             return ""
-        if dates == self._refused[0]:
+        if stamps == self._refused[0]:
             return self._refused[1]
         assert self._guard is not None
         assert self._target is not None
         if trouble := run_module.unreadable_source(self._target):
             return trouble
-        now = self._read(self._guard, _MAX_SECONDS_AT_FORK)
+        now = self._analyse(self._guard, _MAX_SECONDS_AT_FORK)
         trouble = now.unread
-        if not trouble and now.import_context != self._reading.import_context:
+        if not trouble and now.import_context != self._analysis.import_context:
             trouble = "the program has changed, in what it sets before its imports"
         if trouble:
-            self._refused = dates, trouble  # further workers do not read it again
+            self._refused = stamps, trouble  # further workers do not read it again
             return trouble
-        self._reading, self._dates = now, _file_stamps(now.files)
+        self._analysis, self._stamps = now, _file_stamps(now.files)
         return ""
 
-    def _misplaced(self) -> str:
+    def _moved_processors(self) -> str:
         """Return the reason if libgomp has bound its threads to former processors of the launcher;
         empty otherwise."""
         before = self._launcher_processors
@@ -247,7 +247,7 @@ class Zygote:
             return [Source(os.path.join(target.name, "__main__.py"))]  # noqa: PTH118
         return [Source(target.name)]
 
-    def _extend(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _fork_successor(self, request: dict[str, Any], fds: list[int]) -> None:
         """Fork a successor that imports the modules that workers have imported since.
 
         It answers on the descriptor, which is closed if there is nothing to import. This process
@@ -269,14 +269,14 @@ class Zygote:
         except OSError:  # too many processes
             between = None
         if between == 0:
-            self._forked_again()
-            self._succeed(fd, wanted)
+            self._leave_parent()
+            self._become_successor(fd, wanted)
             return
         if between is not None:
             os.waitpid(between, 0)
         os.close(fd)
 
-    def _succeed(self, fd: int, wanted: Sequence[WantedImport]) -> None:
+    def _become_successor(self, fd: int, wanted: Sequence[WantedImport]) -> None:
         """Answer on `fd` from now on, as the successor, and import these modules."""
         assert self._guard is not None
         os.setsid()
@@ -304,17 +304,17 @@ class Zygote:
         with searching(self._first, self._last), guard.watching():
             for each in wanted:
                 if isinstance(each, EnvironmentChange):
-                    self._change(each)
+                    self._apply_change(each)
                     continue
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
                     loaded = GROUP_KEEPER in sys.modules
-                    line = self._reading.lines.get(each, 0)
+                    line = self._analysis.lines.get(each, 0)
                     guard.load(each, each not in self._configured, line)
                     if not loaded and GROUP_KEEPER in sys.modules:
-                        self._keeps_group = each.module not in self._reading.imported
-                    self._count(each)
+                        self._keeps_group = each.module not in self._analysis.imported
+                    self._record_openblas(each)
         sys.stdout.flush()
         sys.stderr.flush()
         if guard.refusals:
@@ -325,7 +325,7 @@ class Zygote:
         gc.collect()
         gc.freeze()  # keeps these pages shared during the workers' collections
 
-    def _change(self, change: EnvironmentChange) -> None:
+    def _apply_change(self, change: EnvironmentChange) -> None:
         """Apply a change that the program would have made to the environment by now."""
         if differs_by_worker(change.name) or not change.known:
             return  # not read by any preloaded module
@@ -340,7 +340,7 @@ class Zygote:
             if change.name not in WHILE_PRELOADING:
                 set_variables(os.environ, {change.name: change.value})
 
-    def _count(self, wanted: WantedImport) -> None:
+    def _record_openblas(self, wanted: WantedImport) -> None:
         """Record the variables that the program has set by the time an OpenBLAS is loaded."""
         if self._applied and not is_python_module(wanted.module):
             now = {name: value for name, value in self._applied.items() if value is not None}
@@ -355,7 +355,8 @@ class Zygote:
                 set_variables(found, {name: self._given.get(name)})
         return found
 
-    def _temporary(self, path: str) -> None:
+    def _report_temporary(self, path: str) -> None:
+        """Report a temporary file, which the launcher removes after the end of this process."""
         self._send({"is": "made", "path": path})
 
     def _end_if_unfit(self, reason: str) -> None:
@@ -374,14 +375,14 @@ class Zygote:
 
     # --- forking
 
-    def _forked(self, request: dict[str, Any], streams: ForkStreams) -> bool:
+    def _fork_worker(self, request: dict[str, Any], streams: ForkStreams) -> bool:
         """Fork a worker; return True in the worker.
 
         The intermediate process ends at once, so that the launcher adopts the worker.
         """
         page = ImportPage()
         self._pages.append(page)
-        trouble = unfit_for_fork() or self._outdated() or self._misplaced()
+        trouble = unfit_for_fork() or self._changed_program() or self._moved_processors()
         if trouble:
             os.write(streams.report, f"0 {trouble}".encode())
             return False
@@ -389,7 +390,7 @@ class Zygote:
         if between:
             os.waitpid(between, 0)
             return False
-        self._forked_again()
+        self._leave_parent()
         self._sock.close()
         self._pages = [page]
         listener = ImportRecorder(page, [*self._first, *sys.path, *self._last])
@@ -416,20 +417,21 @@ class Zygote:
         show_process_as(self._target.command, request["env"], request["process"])
         return True
 
-    def _serve(self, fds: list[int]) -> None:
+    def _fork_store(self, fds: list[int]) -> None:
         """Fork a process that serves a store, unless the program may meet at another address."""
         assert self._target is not None
-        elsewhere = may_choose_address(self._target.arguments, self._reading)
+        elsewhere = may_choose_address(self._target.arguments, self._analysis)
         if "torch" in sys.modules and not elsewhere and not unfit_for_fork():
             between = os.fork()
             if not between:
-                self._forked_again()
+                self._leave_parent()
                 self._sock.close()
                 serve_store(fds[0], self._launcher)
             os.waitpid(between, 0)
         os.close(fds[0])
 
-    def _forked_again(self) -> None:
+    def _leave_parent(self) -> None:
+        """Continue in a fork of this process, which ends at once: the launcher adopts the fork."""
         try:
             if os.fork():
                 os._exit(0)

@@ -93,9 +93,9 @@ def test_standby_bound_to_former_processors_of_the_launcher_does_not_fork(
     of = {0: own, os.getppid(): {0, 1, 2}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(of[pid]))
     zygote = Zygote(cast("Any", None), (), {})
-    assert zygote._misplaced() == ""
+    assert zygote._moved_processors() == ""
     of[os.getppid()] = after
-    assert bool(zygote._misplaced()) is refused
+    assert bool(zygote._moved_processors()) is refused
 
 
 def test_limits_are_named_once_for_all_modules() -> None:
