@@ -98,7 +98,7 @@ class RunLogs:
         self._shared = settings.shared
         self._output = settings.output
 
-    def memory_file(self) -> str:
+    def preload_file(self) -> str:
         """Return the path where the launcher keeps the modules to preload; "" for none."""
         if self._folder is None or not self._output:
             return ""

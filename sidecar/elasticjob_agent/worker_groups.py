@@ -165,7 +165,7 @@ class WorkerGroups:
             hello,
             self._workers,
             settings.warm_start.modules,
-            self._logs.memory_file(),
+            self._logs.preload_file(),
             settings.hang_seconds > 0,
         )
         await self._send("prepare", self._runtime.prepare(order))
