@@ -56,9 +56,11 @@ def restore_thread_counts(
 ) -> None:
     """Give numexpr and each loaded OpenBLAS the thread count of a cold start.
 
-    `env` is the worker's environment. `applied` are the changes that its program will make to it.
-    `counted` are, by library path, those made before that library is loaded. The threads of the
-    `unbound` libraries may use all processors of the launcher.
+    Args:
+        env: the worker's environment.
+        applied: changes that its program will make to it.
+        counted: changes made before a library is loaded, by the library's path.
+        unbound: libraries whose threads may use all processors of the launcher.
     """
     numexpr: Any = getattr(sys.modules.get("numexpr"), "utils", None)
     if hasattr(numexpr, "_init_num_threads"):
@@ -136,9 +138,11 @@ def become_worker(
 ) -> None:
     """Become the worker or exit; after an exit the launcher starts the worker cold.
 
-    `here` is the environment after preloading. `applied` are the changes that the program was
-    predicted to make to it; `counted` are, by library path, those made before the library is
-    loaded. `unbound` are the libraries whose threads may use all processors of the launcher.
+    Args:
+        here: environment after preloading.
+        applied: changes that the program was predicted to make to it.
+        counted: changes made before a library is loaded, by the library's path.
+        unbound: libraries whose threads may use all processors of the launcher.
     """
     os.setsid()
     await_adoption(launcher)

@@ -1,9 +1,9 @@
 """Split of a shell line into its preparation and the command of the workers.
 
-`cd /app && pip install x && python train.py` becomes one run of the line in which the last command
-is handed to the launcher, with its words expanded by the shell, instead of being run. The launcher
-then starts it once for each worker. The text is changed in one place only, so that the shell, its
-options and the preparation stay as written.
+A line such as `cd /app && pip install x && python train.py` runs once, without its last command.
+The launcher gets the words of that command, expanded by the shell, and starts it once for each
+worker. The text is changed in one place only, so that the shell, its options and the preparation
+stay as written.
 """
 
 from __future__ import annotations

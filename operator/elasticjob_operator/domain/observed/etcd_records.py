@@ -138,10 +138,10 @@ def decode_records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
 
 
 def bounded_members(found: Records, pods: Set[str], most: int) -> tuple[Records, int]:
-    """Return the records with the members that the job can have, and the number of the others.
+    """Return the records without those of ignored members, and the number of these members.
 
-    Kept are all members with a pod of the job and, of the others, whose pods
-    are gone or never were, the oldest `most`.
+    All members with a pod of the job are kept. Of the members without one, whose pods are gone or
+    never existed, the oldest `most` are kept.
     """
     without = [member.id for member in found.members if member.id not in pods]
     ignored = frozenset(without[most:])

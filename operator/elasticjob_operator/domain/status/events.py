@@ -61,8 +61,8 @@ class EventType(StrEnum):
 class Event:
     """One event: a reason in one CamelCase word, and a message for people.
 
-    `deduplication_key` is, unique among the job's events of this reason: a repeated
-    event with the same key is the same event. Without a key every emission is a new event.
+    `deduplication_key` is unique among the job's events of this reason: an event with the same key
+    is the same event, emitted again. Without a key every emission is a new event.
     """
 
     type: EventType

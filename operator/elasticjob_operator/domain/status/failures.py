@@ -3,10 +3,10 @@
 Agents record failures of workers. The loss or preemption of a node, and an out-of-memory kill
 of the whole container, show only in the pod.
 
-A machine that ended two rounds of the job within an hour is avoided for an hour, and so is one
-whose kernel does not end the workers of a pod, again while it has that pod: new pods prefer other
-machines, and surplus pods on it are deleted first. It is only a preference, so that no pod waits
-for a machine that does not exist. Stragglers slow down their peers.
+A machine that ended two rounds of the job within an hour is avoided for an hour. One whose kernel
+does not end the workers of a pod is avoided while it has that pod, and up to an hour longer. New
+pods prefer other machines, and surplus pods on it are deleted first. It is only a preference, so
+that no pod waits for a machine that does not exist. Stragglers slow down their peers.
 """
 
 from __future__ import annotations

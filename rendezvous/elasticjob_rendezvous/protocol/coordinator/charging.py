@@ -139,8 +139,8 @@ def _decision_is_due(
 ) -> bool:
     """Return True if no loss or leave that explains the failure can be reported any more.
 
-    The wait doubles while a member of that round is silent, since only its lease shows if it is
-    lost, and while a member has not reported the end of its workers, since it may be about to
+    The wait is twice as long while a member of that round is silent, or has not reported the end of
+    its workers. Only the lease of a silent member shows if it is lost; the other may be about to
     report a failure or a leave.
     """
     window = failure_policy.window_seconds(snapshot.bounds)

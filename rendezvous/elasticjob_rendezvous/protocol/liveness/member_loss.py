@@ -145,8 +145,8 @@ class StopCheck:
         """Return True if no worker of a member that has no key runs any more.
 
         A member that reported the end of its workers before its key went counts as stopped. Any
-        other is probed: its launcher kills workers older than the newest round, its agent has a
-        fixed time from the moment that the round opened, and without an answer the workers count as
+        other is probed. Its launcher kills workers older than the newest round. Its agent has a
+        fixed time from the moment that the round opened. Without an answer the workers count as
         stopped once the member can have no valid evidence left. Workers seen running have not
         stopped, even past the time that their agent had: the agent may have hung a moment ago, or
         belong to a gang that outlives etcd.

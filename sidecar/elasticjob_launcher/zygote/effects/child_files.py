@@ -1,7 +1,7 @@
 """Files made or changed by processes that an import starts and that end during it.
 
-The calls of another process are unknown. Compared are, from the start of a process until one is
-reaped, the files that its command line names, and the entries of the folders that it names. Other
+The calls of another process are unknown. From the start of a process until one is reaped, the files
+that its command line names are compared, and the entries of the folders that it names. Other
 folders are not: other processes of the machine change them at the same time.
 """
 

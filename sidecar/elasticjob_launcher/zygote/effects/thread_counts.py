@@ -1,7 +1,7 @@
 """Calls during an import that set the number of threads of a library in C.
 
-Observed are calls: reading a number may itself set it, as in torch, or start threads, as in numba,
-and the standby's OpenBLAS has one thread in any case.
+The calls are observed instead of the numbers: reading a number may itself set it, as in torch, or
+start threads, as in numba, and the standby's OpenBLAS has one thread in any case.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def reason_of(error: Exception) -> str:
 class StorageWrite(StorageCall[None]):
     """Background write of parts to storage; `trouble` is the cause if it failed.
 
-    With `keep`, for one rank, it also removes expired versions, before the write so that they leave
-    room, and after it, and passes the step of the newest complete version up to this one to
+    With `keep`, for one rank, it also removes expired versions: before the write, so that they
+    leave room, and after it. It passes the step of the newest complete version up to this one to
     `on_end`. `on_result` gets 0 after the write, or the errno of its failure.
     """
 
