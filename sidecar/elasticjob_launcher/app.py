@@ -21,9 +21,10 @@ from elasticjob_launcher.probe import ProbeServer
 from elasticjob_launcher.processes.command_process import TORCHRUN_WORKERS, own_defaults
 from elasticjob_launcher.processes.node_command import NodeCommand
 from elasticjob_launcher.processes.output import Output, write_termination_message
-from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
+from elasticjob_launcher.processes.process_info import follow_process
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
 from elasticjob_launcher.processes.starter import Starter, StoreProcesses
+from elasticjob_launcher.processes.stuck_processes import kill_descendants
 from elasticjob_launcher.processes.workers import Workers
 from elasticjob_launcher.proof import MAX_SECONDS, Message, Peer, Question
 from elasticjob_launcher.settings import (

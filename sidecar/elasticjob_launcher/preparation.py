@@ -20,13 +20,9 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.processes.output import Output, write_termination_message
-from elasticjob_launcher.processes.process_info import (
-    follow_process,
-    kill_descendants,
-    kill_group,
-    reap_children,
-)
+from elasticjob_launcher.processes.process_info import follow_process, kill_group, reap_children
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes, become_subreaper, spawn
+from elasticjob_launcher.processes.stuck_processes import kill_descendants
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.settings import Settings, worker_environment
 

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.command_process import CommandProcess, Ended
+from elasticjob_launcher.processes.memory_cgroup import MemoryCgroup
 from elasticjob_launcher.processes.node_round import NodeRound, Phase
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
-    MemoryCgroup,
-    StuckWatch,
     descendants,
     is_tracker,
     kill_group,
@@ -34,6 +33,7 @@ from elasticjob_launcher.processes.process_info import (
     reap_children,
     signal_if_caught,
 )
+from elasticjob_launcher.processes.stuck_processes import StuckWatch
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.wire import Stop, WireError
 

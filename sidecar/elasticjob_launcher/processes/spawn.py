@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from elasticjob_launcher.processes.process_info import kill_descendants, reap_children
+from elasticjob_launcher.processes.process_info import reap_children
+from elasticjob_launcher.processes.stuck_processes import kill_descendants
 from elasticjob_launcher.snapshot_folder import remove_abandoned
 
 if TYPE_CHECKING:

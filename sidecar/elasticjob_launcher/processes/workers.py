@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.processes.memory_cgroup import MemoryCgroup
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
-    MemoryCgroup,
-    StuckWatch,
     group_exists,
     group_has_only_zombies,
     has_handler,
@@ -37,6 +36,7 @@ from elasticjob_launcher.processes.stop_copies import (
     END_STEP,
     StopCopies,
 )
+from elasticjob_launcher.processes.stuck_processes import StuckWatch
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.snapshot_folder import VARIABLE
 from elasticjob_launcher.wire import Stop, exit_event

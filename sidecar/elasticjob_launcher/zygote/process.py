@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
-    MAX_INTERVAL_SECONDS,
     PROC,
     descendants,
     kill_unless_reused,
     stat_fields,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, spawn
+from elasticjob_launcher.processes.stuck_processes import MAX_INTERVAL_SECONDS
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.zygote.temporary_files import remove_path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.processes.process_info import MemoryCgroup
+from elasticjob_launcher.processes.memory_cgroup import MemoryCgroup
 
 V2_EVENTS = "low 0\nhigh 3\nmax 7\noom 4\noom_kill 2\noom_group_kill 1\n"
 V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.processes.process_info import (
+from elasticjob_launcher.processes.process_info import group_has_only_zombies, has_handler
+from elasticjob_launcher.processes.stuck_processes import (
     PF_EXITING,
     StuckWatch,
-    group_has_only_zombies,
-    has_handler,
     is_stuck_in_kernel,
     kernel_wait,
     stuck_text,
