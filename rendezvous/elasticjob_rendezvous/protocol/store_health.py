@@ -15,7 +15,7 @@ from elasticjob_rendezvous.protocol.store_trouble import (
     StoreFailure,
     StoreState,
     StoreTrouble,
-    shortened,
+    bounded_line,
 )
 
 FIRST_SECONDS = 1.2
@@ -97,7 +97,7 @@ class StoreHealth:
             self._first = sent
         if now.now < self._first.now + TOLERATED_SECONDS:
             return []
-        text = shortened(failure.text) or "no reason given"
+        text = bounded_line(failure.text) or "no reason given"
         self._refused = self._refused or failure.state is StoreState.REFUSING
         self.trouble = StoreTrouble(
             self.store, failure.state, self.endpoint, text, self._first.utc_ms, failure.reason

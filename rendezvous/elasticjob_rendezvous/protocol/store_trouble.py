@@ -118,11 +118,11 @@ def read_trouble(document: object) -> StoreTrouble | None:
     if not isinstance(document, Mapping):
         return None
     try:
-        state, text = StoreState(document["state"]), shortened(str(document["text"]))
+        state, text = StoreState(document["state"]), bounded_line(str(document["text"]))
         return StoreTrouble(
-            shortened(str(document["store"]), LONGEST_STORE),
+            bounded_line(str(document["store"]), LONGEST_STORE),
             state,
-            shortened(str(document["endpoint"]), LONGEST_ENDPOINT),
+            bounded_line(str(document["endpoint"]), LONGEST_ENDPOINT),
             text,
             max(0, min(int(document["sinceMs"]), LATEST_MS)),
             _reason(document, state, text),
@@ -140,7 +140,7 @@ def _reason(document: Mapping[str, object], state: StoreState, text: str) -> Sto
     return failure_in(text) if state is StoreState.REFUSING else StoreFailure.OTHER
 
 
-def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+def bounded_line(text: str, most: int = LONGEST_TEXT) -> str:
     """Return the first line of a foreign text, at most `most` characters."""
     line = one_line(" ".join(text.strip().partition("\n")[0].split()))
     return line if len(line) <= most else line[: most - 1] + "…"
@@ -148,4 +148,4 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 def endpoints_text(endpoints: tuple[str, ...]) -> str:
     """Return the endpoints of one store, bounded."""
-    return shortened(", ".join(endpoints), LONGEST_ENDPOINT)
+    return bounded_line(", ".join(endpoints), LONGEST_ENDPOINT)

@@ -20,9 +20,9 @@ from elasticjob_rendezvous.protocol.store_trouble import (
     StoreFailure,
     StoreState,
     StoreTrouble,
+    bounded_line,
     endpoints_text,
     read_trouble,
-    shortened,
 )
 
 UNREACHABLE, REFUSING = StoreState.UNREACHABLE, StoreState.REFUSING
@@ -128,8 +128,8 @@ def test_error_answer_of_etcd_is_a_refusal(error: EtcdError, expected: Failed) -
 
 
 def test_foreign_texts_are_one_bounded_line() -> None:
-    assert shortened("a  b\nc") == "a b"
-    assert len(shortened("x" * 10_000)) == LONGEST_TEXT
+    assert bounded_line("a  b\nc") == "a b"
+    assert len(bounded_line("x" * 10_000)) == LONGEST_TEXT
     assert len(endpoints_text(tuple(f"https://etcd-{n}:2379" for n in range(100)))) <= 120
 
 
