@@ -289,11 +289,11 @@ class WorkerGroups:
         well = isinstance(event, WorkerExited) and event.exit_code == 0
         try:
             async with asyncio.timeout(DISK_SECONDS):
-                words = await _on_disk(self._files.read, number, self._workers)
+                progress = await _on_disk(self._files.read, number, self._workers)
                 if well:
-                    return RuntimeEvent(event, progress=words)
+                    return RuntimeEvent(event, progress=progress)
                 reports = await _on_disk(self._logs.reports, number, self._workers)
                 base_rank = await _on_disk(self._logs.base_rank, number)
         except OSError:  # or the timeout
             return RuntimeEvent(event)
-        return RuntimeEvent(event, reports, base_rank, words)
+        return RuntimeEvent(event, reports, base_rank, progress)

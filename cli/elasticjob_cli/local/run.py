@@ -138,14 +138,14 @@ class LocalRun:
     async def _until_all_ended(self, scratch: TempDir) -> None:
         try:
             with self._warnings():
-                await self._in_cluster(scratch.path)
+                await self._run_parts(scratch.path)
         finally:
             self._setup = None
             await self._processes.aclose()
             scratch.close()  # the supervisor has removed it, unless it was killed
 
-    async def _in_cluster(self, run_dir: Path) -> None:
-        """Set up etcd, informer cache, pods and control socket, and run the loop."""
+    async def _run_parts(self, run_dir: Path) -> None:
+        """Set up etcd, informer cache, pods and control socket; run the loop; tear them down."""
         self._setup = asyncio.current_task()
         if self._interrupted:
             raise asyncio.CancelledError
@@ -165,9 +165,9 @@ class LocalRun:
             )
             memory = _memory(self._stored.job, programs.job_key_file.read_bytes().strip())
             if client is None:
-                rendezvous, watched = self._read_by_agents(kubelet, memory)
+                rendezvous, watched = self._agents_rendezvous(kubelet, memory)
             else:
-                rendezvous, watched = self._in_etcd(client, endpoint, memory)
+                rendezvous, watched = self._etcd_rendezvous(client, endpoint, memory)
             loop = ReconcileLoop(
                 self._stored,
                 self._processes,
@@ -193,7 +193,7 @@ class LocalRun:
                 for helper in helpers:
                     helper.cancel()
 
-    def _in_etcd(
+    def _etcd_rendezvous(
         self, client: Client, endpoint: str, memory: JobMemory
     ) -> tuple[LocalRendezvous, list[Coroutine[Any, Any, None]]]:
         """Return the rendezvous in the run's etcd, and the work that keeps it current."""
@@ -213,7 +213,7 @@ class LocalRun:
 
         return LocalRendezvous(source, memory, records), [cache.run(), follow(), monitor.run()]
 
-    def _read_by_agents(
+    def _agents_rendezvous(
         self, kubelet: Kubelet, memory: JobMemory
     ) -> tuple[LocalRendezvous, list[Coroutine[Any, Any, None]]]:
         """Return the rendezvous as the agents report it, and the work that polls them."""

@@ -42,9 +42,7 @@ from elasticjob_rendezvous.store_monitor import StoreMonitor
 log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 5.0
-"""Time in seconds for which an unreadable etcd changes no status."""
-
-
+"""Time for which an unreadable etcd changes no status."""
 MAX_LOOKUPS = 64
 """Maximum number of pods that one observation looks up because a member's record has their name.
 Any pod of a job may write such records."""

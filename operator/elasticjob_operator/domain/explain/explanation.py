@@ -57,15 +57,6 @@ from elasticjob_rendezvous.protocol.coordinator.repeated_losses import HeldBack
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.text import counted
 
-
-def _stuck(pods: list[Pod]) -> Iterator[str]:
-    """Yield a sentence for each pod whose workers the kernel does not end."""
-    for pod in pods:
-        if pod.stuck:
-            where = f" on {pod.node}" if pod.node else ""
-            yield sentence(f"{pod.name}{where} was given up: {quoted(pod.stuck)}")
-
-
 _ETCD_OBSTACLES = (
     Obstacle.ENDPOINT,
     Obstacle.SECRET,
@@ -139,6 +130,14 @@ def _changed_pods(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         active = [pod for pod in pods if pod.active]
         yield from lost_label_sentences(active)
         yield from unowned_sentences(job, active)
+
+
+def _stuck(pods: list[Pod]) -> Iterator[str]:
+    """Yield a sentence for each pod whose workers the kernel does not end."""
+    for pod in pods:
+        if pod.stuck:
+            where = f" on {pod.node}" if pod.node else ""
+            yield sentence(f"{pod.name}{where} was given up: {quoted(pod.stuck)}")
 
 
 def _unreadable(job: ElasticJob) -> Iterator[str]:
