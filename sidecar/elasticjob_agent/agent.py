@@ -1,9 +1,7 @@
 """Imperative shell of the agent: one event queue, one loop that steps the core, and the I/O.
 
 Holds no state of the job: `core.step` decides, the worker runtime and the rendezvous keep the
-state. For MASTER_PORT the agent reserves ports: a bound socket that does not listen reserves
-each, since with SO_REUSEADDR rank 0's store can bind to the same port, and until then
-connections are refused.
+state. It also reserves the ports for MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -52,14 +50,16 @@ from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
 
 log = logging.getLogger("elasticjob.agent")
 
-_ATTEMPTS = 20
+BIND_ATTEMPTS = 20
 
 
 class PortHolder:
-    """Holder of the ports of the current and the next round.
+    """Holder of the ports for MASTER_PORT of the current and the next round.
 
-    A port is held from before its round is sealed until the next round gets its own. Holding it
-    costs nothing while rank 0 listens there, and no other process can take it after rank 0 fails.
+    A bound socket that does not listen reserves each: with SO_REUSEADDR rank 0's store can bind to
+    the same port, and until then connections are refused. A port is held from before its round is
+    sealed until the next round gets its own. Holding it costs nothing while rank 0 listens there,
+    and no other process can take it after rank 0 fails.
     """
 
     def __init__(self, address: str) -> None:
@@ -81,7 +81,7 @@ class PortHolder:
 
     def _bound(self) -> socket.socket:
         """Return a socket bound on all addresses of this machine, as the store listens on all."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(BIND_ATTEMPTS):
             held = socket.socket(self._family, socket.SOCK_STREAM)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
