@@ -11,32 +11,24 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
-from http import HTTPStatus
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import is_of_predecessor, is_owned
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused, pod
-from elasticjob_operator.domain.manifests.pod_rules import preemption_problem
-from elasticjob_operator.domain.manifests.resource_refusals import refuses_added_resources
 from elasticjob_operator.domain.observed.pod_identity import is_own
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.failures import avoided_names
-from elasticjob_operator.etcd_tls.job_users import SecretMissing
 from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
     PODS,
     AlreadyExists,
-    Forbidden,
-    Invalid,
     Json,
     Kind,
     KubeError,
     NotFound,
-    QuotaExceeded,
-    Unreachable,
 )
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.metrics import Metrics
@@ -44,70 +36,15 @@ from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import (
     Applied,
     NameTaken,
-    OwnerRemoved,
     ReconcileContext,
 )
 from elasticjob_operator.reconcile.job_memory import JobMemory, Withdrawals
 from elasticjob_operator.reconcile.owned_objects import NotServed
+from elasticjob_operator.reconcile.refusals import obstacle_of, refusal_of_pod
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 
 log = logging.getLogger(__name__)
-
-_ENDING = "NamespaceTerminating"
-"""Reason of a cause of an error: the namespace is being deleted."""
-_PREEMPTION = "value of PreemptionPolicy"
-"""Part of the message with which the API server's admission refuses `preemptionPolicy`."""
-
-
-def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
-    """Return the obstacle that an error means for the job; None if only retrying helps.
-
-    The API server responds with status 500 if an admission webhook does not answer.
-    """
-    match error:
-        case OwnerRemoved():
-            return Obstacle.OWNER_REMOVED
-        case NameTaken():
-            return Obstacle.NAME_CONFLICT
-        case NotServed():
-            return Obstacle.NOT_SERVED
-        case SecretMissing():
-            return Obstacle.SECRET
-        case QuotaExceeded():
-            return Obstacle.QUOTA
-        case Forbidden() if any(cause.reason == _ENDING for cause in error.causes):
-            return Obstacle.NAMESPACE_ENDS
-        case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
-            return Obstacle.REFUSED
-    return None
-
-
-def is_refusal(error: Exception) -> TypeGuard[KubeError]:
-    """Return True if a quota, policy, webhook or role refuses a request to the API server.
-
-    A response with status 500 that names no webhook may be a passing failure of the server's etcd.
-    """
-    if not isinstance(error, KubeError):
-        return False
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR and "webhook" not in error.message:
-        return False
-    return obstacle_of(error) in (Obstacle.REFUSED, Obstacle.QUOTA)
-
-
-def _refusal_of_pod(error: KubeError, body: Json) -> tuple[Obstacle | None, str]:
-    """Return the obstacle that an error at the creation of this pod means, as `obstacle_of`, and
-    its message."""
-    if isinstance(error, Invalid | Forbidden) and not isinstance(error, QuotaExceeded):
-        fields = [cause.field for cause in error.causes]
-        if refuses_added_resources(body, error.message, fields):
-            return Obstacle.AGENT_RESOURCES, error.message
-        problem = preemption_problem(body["spec"]) if _PREEMPTION in error.message else None
-        if problem is not None:
-            return Obstacle.TEMPLATE_INVALID, str(problem)
-    obstacle = Obstacle.TEMPLATE_INVALID if isinstance(error, Invalid) else obstacle_of(error)
-    return obstacle, error.message
-
 
 MAX_CONCURRENT_CALLS = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""
@@ -301,7 +238,7 @@ class KubeCluster:
         except TemplateRefused as error:
             applied.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
         except KubeError as error:
-            obstacle, message = _refusal_of_pod(error, body)
+            obstacle, message = refusal_of_pod(error, body)
             if obstacle is None:
                 raise
             applied.refuse(obstacle, message, self._now())

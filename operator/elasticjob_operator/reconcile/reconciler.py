@@ -59,7 +59,6 @@ from elasticjob_operator.model import (
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, RECONCILE_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
-from elasticjob_operator.reconcile.kube_cluster import is_refusal
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import (
     EXPECTED,
@@ -71,6 +70,7 @@ from elasticjob_operator.reconcile.plan_pass import (
     seconds_until,
 )
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
+from elasticjob_operator.reconcile.refusals import is_refusal
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.status_writer import EventSink, JobApi, StatusWriter
 from elasticjob_operator.reconcile.workqueue import Retry
