@@ -33,6 +33,13 @@ after the first snapshot, and the measured costs alone determine the others."""
 GROWTH = 100
 """Largest factor from one interval to the next: one short step does not predict the others."""
 
+AIM = 0.85
+"""Share of the largest overhead at which the interval aims. A snapshot delays the gang by the cost
+of its slowest rank, often another one than before: more than the median of each rank."""
+REPAYMENT = 1.5
+"""Largest factor by which an interval is longer while the snapshots so far took more than their
+share, such as the first ones, which allocate memory."""
+
 OVERHEAD_AT_FAULTS = 0.05
 """Largest share of the training time that snapshots take while faults repeat steps."""
 RECENT = 0.8
@@ -82,8 +89,8 @@ class Losses(NamedTuple):
     def later(self, seconds: float, max_overhead: float) -> Losses:
         """Return the losses after a further time without a fault.
 
-        Older faults lose weight: the time has a maximum, twice the time between two faults at which
-        faults begin to change the interval. Beyond it the number of faults is reduced instead.
+        Older faults lose weight: the time has a maximum, `cost / max_overhead**2`, at which one fault
+        changes no interval. Beyond it the number of faults is reduced instead.
         """
         total = self.seconds + max(0.0, seconds)
         most = self.cost / max_overhead**2 if self.cost > 0 else math.inf
@@ -167,6 +174,7 @@ class Interval:
         self._at_faults = max(max_overhead, at_faults or 0.0)
         self._losses, self._started = Losses(), 0.0
         self._costs: collections.deque[Cost] = collections.deque(maxlen=COSTS)
+        self._begin_account(0.0)
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
         self._slowed: collections.deque[tuple[int, float]] = collections.deque(maxlen=COSTS)
         self._since_plain = 0
@@ -238,6 +246,7 @@ class Interval:
         if not is_held and self._losses.cost > 0 and step_seconds > 0:  # the same on all ranks
             self._known = self._shortened(self._known, self._losses.cost, step_seconds, now)
         self._costs.clear()
+        self._begin_account(now)
         self._plain.clear()
         self._slowed.clear()
         self._beside.clear()
@@ -292,20 +301,26 @@ class Interval:
             return 1 if cost is None else steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
+            self._taken, self._stopped = self._taken + 1, self._stopped + cost.stopped
             self._counts.append(self._count)
         self._count = 0
         if cost is None or steps < 1:
             return max(self._known, EARLY_GROWTH) if is_held else self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
-        left = self._max_overhead - min(spent, self._max_overhead * HELD_SHARE)
+        left = AIM * (self._max_overhead - min(spent, self._max_overhead * HELD_SHARE))
         is_early = len(self._costs) < COSTS
         growth = EARLY_GROWTH if is_early and not is_held else GROWTH
         found = min(steps_within(left, median, step_seconds), growth * steps)
         if is_early:
             found = max(found, self._known)
+        elif step_seconds > 0:
+            owed = max(0.0, self._total_cost() / left - (now - self._account_began))
+            found += int(min(owed / step_seconds, (REPAYMENT - 1) * found))
         if not is_held:
-            found = self._shortened(found, self.cost, step_seconds, now)
+            usual, found = found, self._shortened(found, self.cost, step_seconds, now)
+            if found < usual:  # more snapshots than that share allows are intended
+                self._begin_account(now)
         if is_early:
             return found
         # One more step than since the last snapshot: a call of `save` without one comes between.
@@ -328,6 +343,14 @@ class Interval:
             return 0.0
         slowed = statistics.median(self._beside) - statistics.median(self._free)
         return max(0.0, slowed) * statistics.median(self._counts)
+
+    def _begin_account(self, now: float) -> None:
+        self._taken, self._stopped, self._account_began = 0, 0.0, now
+
+    def _total_cost(self) -> float:
+        """Return the cost of the snapshots in the account, each copy's effect at the usual one."""
+        stopped = statistics.median(cost.stopped for cost in self._costs)
+        return self._stopped + self._taken * (self._median_cost() - stopped)
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.
