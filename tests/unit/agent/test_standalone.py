@@ -362,6 +362,24 @@ def test_command_exits_with_2_on_invalid_options(
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("STANDBY_SECONDS", "-1"), ("STANDBY_MIB", "4Gi"), ("SAVE_SIGNAL", "TERM")],
+)
+def test_variable_that_the_launcher_refuses_is_the_only_error(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"ELASTICJOB_{name}", value)
+    monkeypatch.setenv("ELASTICJOB_ORPHAN_SECONDS", "x")  # of a pod, not passed on
+    monkeypatch.setattr(sys, "argv", ["elasticjob", "agent", "--standalone", __file__])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"elasticjob: ELASTICJOB_{name} must be ")
+    assert line.endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
     ("endpoint", "expected"),
     [("", "localhost:29400"), ("127.0.0.1", "127.0.0.1:29400"), ("[::1]:7", "[::1]:7")],
 )
