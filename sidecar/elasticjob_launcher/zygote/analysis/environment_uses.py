@@ -174,8 +174,17 @@ def passes_environ(
     given = [*call.args, *(word.value for word in call.keywords if word.arg)]
     if not own and name_of(call.func) == "ChainMap":
         given = given[:1]  # the others are only read
-    is_reader = not own and name_of(call.func) in _READERS
+    is_patch = _is_patch(call)
+    if is_patch and any(getattr(each, "value", None) == "os.environ" for each in given):
+        return True
+    is_reader = not own and not is_patch and name_of(call.func) in _READERS
     return not is_reader and any(may_be_environ(each, is_one) for each in given)
+
+
+def _is_patch(call: ast.Call) -> bool:
+    """Return True for `patch.dict` of `unittest.mock`, which changes its first argument."""
+    owner = getattr(call.func, "value", None)
+    return name_of(call.func) == "dict" and owner is not None and name_of(owner) != "builtins"
 
 
 def is_given(call: ast.Call, is_one: Callable[[Any], bool]) -> bool:

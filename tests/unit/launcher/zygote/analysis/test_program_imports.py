@@ -378,6 +378,19 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "def f(k):\n    os.environ.update({'PYTHONHASHSEED': '1', k: '2'})\nlist(map(f, 'AB'))",
         [("", "?")],
     ),
+    "by a mock": (
+        "from unittest.mock import patch\npatch.dict(os.environ, B='1').start()",
+        [("", "?")],
+    ),
+    "by a mock that is given a name": (
+        "from unittest import mock\nwith mock.patch.dict('os.environ', {'B': '1'}):\n"
+        "    import yaml",
+        [("", "?")],
+    ),
+    "beside a copy": (
+        "import builtins\nbuiltins.dict(os.environ)\ndict(os.environ, B='1')\ndict(x='os.environ')",
+        [],
+    ),
     "by a method of the environment that is looked up": (
         "getattr(os.environ, 'pop')('A')",
         [("", "?")],
