@@ -87,6 +87,14 @@ def name_of(node: Any) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
+def is_type_checking(test: ast.expr) -> bool:
+    """Return True for the condition `TYPE_CHECKING`, which does not hold when a program runs, and
+    for those that only hold if it does."""
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(map(is_type_checking, test.values))
+    return name_of(test) == "TYPE_CHECKING"
+
+
 def key_of(node: ast.Subscript) -> Any:
     """Return the key of a subscript; before Python 3.9 it is in an `ast.Index`."""
     key: Any = node.slice

@@ -387,6 +387,20 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "    import yaml",
         [("", "?")],
     ),
+    "beside a block for type checkers": (
+        "if TYPE_CHECKING:\n    os.environ['B'] = '1'\nelse:\n    os.environ['C'] = '1'\n"
+        "if typing.TYPE_CHECKING and os.name:\n    os.environ['D'] = '1'",
+        [("C", "1")],
+    ),
+    "in a block that type checkers skip": (
+        "if not typing.TYPE_CHECKING:\n    os.environ['B'] = '1'\nelse:\n"
+        "    os.environ['C'] = '1'",
+        [("B", "1")],
+    ),
+    "in a block for type checkers and others": (
+        "if TYPE_CHECKING or sys.argv[1:]:\n    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
     "beside a copy": (
         "import builtins\nbuiltins.dict(os.environ)\ndict(os.environ, B='1')\ndict(x='os.environ')",
         [],
