@@ -132,7 +132,9 @@ class _File(Scope):
             else:
                 self._expression(getattr(decorator, "value", None), certain)
                 self._call(ast.copy_location(ast.Call(decorator, [], []), node), certain)
-        if node.decorator_list:
+        if any(map(self.runs_decorated, node.decorator_list)):
+            self._doubt(node, node)
+        elif node.decorator_list:
             self.functions.doubt(node)
 
     def _class(self, node: ast.ClassDef, certain: bool) -> None:

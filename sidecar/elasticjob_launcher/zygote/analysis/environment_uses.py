@@ -142,6 +142,17 @@ def is_run_later(function: ast.AST) -> bool:
     return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in found)
 
 
+def runs_argument(function: Any) -> bool:
+    """Return True for a function that calls its first argument itself, as some decorators do."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    if isinstance(function, ast.Lambda) or not function.args.args:
+        return False
+    first = function.args.args[0].arg
+    body = [part for part in function.body if not isinstance(part, kinds)]
+    found = (each for part in body for each in nodes(part, *kinds))
+    return any(isinstance(each, ast.Call) and name_of(each.func) == first for each in found)
+
+
 def is_static(function: ast.AST) -> bool:
     """Return True for a function with the decorator `staticmethod` and no other."""
     return [*map(name_of, getattr(function, "decorator_list", ()))] == ["staticmethod"]

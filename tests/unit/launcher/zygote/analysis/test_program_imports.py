@@ -401,6 +401,15 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "if TYPE_CHECKING or sys.argv[1:]:\n    os.environ['B'] = '1'",
         [("B", "?")],
     ),
+    "by a function that its decorator runs": (
+        "def now(f):\n    f()\n    return f\n@now\ndef g():\n    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
+    "by a function that runs after its decorator": (
+        "def later(f):\n    def wrapped():\n        return f()\n    return wrapped\n"
+        "@later\ndef g():\n    os.environ['B'] = '1'",
+        [],
+    ),
     "beside a copy": (
         "import builtins\nbuiltins.dict(os.environ)\ndict(os.environ, B='1')\ndict(x='os.environ')",
         [],
