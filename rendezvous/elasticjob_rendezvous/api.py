@@ -240,6 +240,8 @@ class RendezvousParameters:
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return a setting as an integer; raise ValueError if it is not one."""
         value = self.get(key, default)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
         if value is None or isinstance(value, int):
             return value
         if re.fullmatch(r"\s*[+-]?\d+\s*", str(value)):

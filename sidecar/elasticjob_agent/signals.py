@@ -81,7 +81,7 @@ def handleable_signals(names: str) -> list[signal.Signals]:
             found.append(signum)
         else:
             log.warning("TORCHELASTIC_SIGNALS_TO_HANDLE: cannot handle %r", name)
-    return found
+    return list(dict.fromkeys(found))  # the second handler of one would be restored as the former
 
 
 def _unwanted(signum: signal.Signals) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from elasticjob_agent.ports import AgentHooks
 from elasticjob_agent.rdzv_conf import Conf, read_conf
 from elasticjob_agent.runtimes.function_entrypoint import with_local_rank
+from elasticjob_agent.runtimes.local import check_inherited
 from elasticjob_agent.setting_values import SettingsError, endpoints_of
 from elasticjob_agent.settings import (
     AgentSettings,
@@ -37,6 +38,7 @@ from elasticjob_agent.settings import (
 from elasticjob_agent.worker_output import Std, WorkerOutput, single_device
 from elasticjob_agent.worker_runtime import StartWorkers, WorkerStart
 from elasticjob_launcher.devices import CountError
+from elasticjob_launcher.settings import SettingsError as LauncherSettingsError
 from elasticjob_launcher.worker_count import count_workers
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
@@ -93,6 +95,14 @@ def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tup
     if path.is_dir() and not (path / "__main__.py").exists():
         raise SettingsError(f"{echoed(program)} is a folder without a __main__.py, not a script")
     return (python, "-u", program, *arguments)
+
+
+def _check_launcher_variables() -> None:
+    """Raise `SettingsError` for a variable that the launcher would refuse after the start."""
+    try:
+        check_inherited(inherited_environment())
+    except LauncherSettingsError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _current_folder() -> Path:
@@ -169,6 +179,7 @@ class StandaloneAgent:
 def standalone_agent(options: Options) -> StandaloneAgent:
     """Validate the options and convert them to settings. Raises `SettingsError`."""
     command = worker_command(options.command, options.module, options.no_python)
+    _check_launcher_variables()
     least, most = _nodes(options.nnodes)
     backend = _backend(options.rdzv_backend)
     if options.max_restarts < 0:

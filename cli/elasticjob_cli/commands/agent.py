@@ -20,6 +20,7 @@ from elasticjob_agent.preflight import PreflightError, preflight_check
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.setting_values import SettingsError
 from elasticjob_agent.settings import AgentSettings
+from elasticjob_agent.settings import signals_to_handle as handled_signals
 from elasticjob_agent.standalone import (
     Options,
     StandaloneAgent,
@@ -367,8 +368,8 @@ def agent(
     chosen = Choice(context, nnodes, standalone, rdzv_backend, rdzv_endpoint, rdzv_id).resolved()
     for text in unused_options(context.params):
         log.warning("%s", text)
-    if signals_to_handle:
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals_to_handle  # as torchrun does
+    # As torchrun does: the workers have the variable too.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals_to_handle or handled_signals()
     options = Options(
         nnodes=chosen.nnodes,
         nproc_per_node=nproc_per_node,

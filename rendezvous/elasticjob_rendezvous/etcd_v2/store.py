@@ -35,7 +35,7 @@ class EtcdStore:
     ) -> None:
         self.client = etcd_client
         self.prefix = etcd_store_prefix.rstrip("/") + "/"
-        self._timeout = timeout or DEFAULT_TIMEOUT
+        self._timeout = DEFAULT_TIMEOUT if timeout is None else timeout
 
     @property
     def timeout(self) -> timedelta:

@@ -343,6 +343,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return None
         run_id = run_id.replace("/", "_")
         if log_dir is not None:
-            Path(log_dir).mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=log_dir))
+            folder = Path(log_dir).absolute()  # a worker may change its directory
+            folder.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=folder))
         return Path(tempfile.mkdtemp(prefix=f"elasticjob_{run_id}_"))

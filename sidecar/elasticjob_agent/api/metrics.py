@@ -71,8 +71,10 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 def getStream(group: str) -> MetricStream:
     """Return the stream of a group."""
-    handler = _by_group.get(group) or _by_group.get(None) or NullMetricHandler()
-    return MetricStream(group, handler)
+    for name in (group, None):
+        if name in _by_group:  # a handler that counts its metrics may be false
+            return MetricStream(group, _by_group[name])
+    return MetricStream(group, NullMetricHandler())
 
 
 def put_metric(metric_name: str, metric_value: int, metric_group: str = GROUP) -> None:

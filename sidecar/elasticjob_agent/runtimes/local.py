@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,17 @@ PROGRAM = (
     "import elasticjob_launcher.__main__ as m; m.main()"
 )
 END_TIMEOUT_SECONDS = 10.0
+
+
+def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this process that the launcher below it gets."""
+    limits = {name: environ[name] for name in settings.STANDBY_LIMITS if name in environ}
+    return {**settings.worker_environment(environ), **limits}
+
+
+def check_inherited(environ: Mapping[str, str]) -> None:
+    """Raise the launcher's `SettingsError` if it would refuse one of these variables."""
+    settings.read_settings((), {**inherited_variables(environ), settings.AGENT_FD: "0"})
 
 
 class LauncherProcess(Protocol):
@@ -115,8 +126,7 @@ class LocalRuntime(ChannelRuntime):
 
     async def _launcher(self, theirs: socket.socket) -> LauncherProcess:
         environ = {
-            **settings.worker_environment(os.environ),
-            **{name: os.environ[name] for name in settings.STANDBY_LIMITS if name in os.environ},
+            **inherited_variables(os.environ),
             settings.AGENT_FD: str(theirs.fileno()),
             settings.LIFELINE_PID: str(os.getpid()),
             settings.PROBE_PORT: "off",

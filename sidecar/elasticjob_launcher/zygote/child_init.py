@@ -50,7 +50,7 @@ def without_preloading(here: Mapping[str, str], env: Mapping[str, str]) -> dict[
 def restore_thread_counts(
     env: Mapping[str, str],
     applied: Mapping[str, str | None],
-    counted: Mapping[str, Mapping[str, str]],
+    counted: Mapping[str, Mapping[str, str | None]],
     unbound: Collection[str],
     launcher: int,
 ) -> None:
@@ -94,9 +94,9 @@ def _processors_of(pid: int) -> Iterator[None]:
         os.sched_setaffinity(0, own)
 
 
-def _requested_threads(env: Mapping[str, str]) -> int:
+def _requested_threads(env: Mapping[str, str | None]) -> int:
     for name in _COUNTS:
-        text = env.get(name, "").partition(",")[0].strip()
+        text = (env.get(name) or "").partition(",")[0].strip()
         if _WHOLE.fullmatch(text) and int(text) > 0:
             return int(text)
     return 0
@@ -133,7 +133,7 @@ def become_worker(
     launcher: int,
     here: Mapping[str, str],
     applied: Mapping[str, str | None],
-    counted: Mapping[str, Mapping[str, str]],
+    counted: Mapping[str, Mapping[str, str | None]],
     unbound: Collection[str],
 ) -> None:
     """Become the worker or exit; after an exit the launcher starts the worker cold.

@@ -91,7 +91,8 @@ class Zygote:
         self._given = given
         self._applied: dict[str, str | None] = {}
         self._direct: set[str] = set()
-        self._counted: dict[str, dict[str, str]] = {}
+        self._native: dict[str, str | None] = {}  # the changes that C code sees
+        self._counted: dict[str, dict[str, str | None]] = {}
         self._own = own
         self._launcher = os.getppid()
         self._pages: list[ImportPage] = []
@@ -329,6 +330,7 @@ class Zygote:
         """Apply a change that the program would have made to the environment by now."""
         if differs_by_worker(change.name) or not change.known:
             return  # not read by any preloaded module
+        self._native[change.name] = change.value
         if change.direct:
             self._direct.add(change.name)
             if change.value is None:
@@ -341,11 +343,10 @@ class Zygote:
                 set_variables(os.environ, {change.name: change.value})
 
     def _record_openblas(self, wanted: WantedImport) -> None:
-        """Record the variables that the program has set by the time an OpenBLAS is loaded."""
-        if self._applied and not is_python_module(wanted.module):
-            now = {name: value for name, value in self._applied.items() if value is not None}
+        """Record the variables that the program has changed by the time an OpenBLAS is loaded."""
+        if self._native and not is_python_module(wanted.module):
             for path in loaded_openblas():
-                self._counted.setdefault(path, now)
+                self._counted.setdefault(path, dict(self._native))
 
     def _environment(self) -> dict[str, str]:
         """Return the environment with the changes of Python and packages, without the program's."""

@@ -159,6 +159,17 @@ def test_exhausted_restart_budget_reports_failure(method: str, tmp_path: Path) -
     assert Path(failure.error_file).parts[-3:] == ("round_1", "0", "error.json")
 
 
+def test_worker_in_another_folder_reports_to_a_relative_log_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = """cd / && echo '{"message": "told"}' > "$TORCHELASTIC_ERROR_FILE"; exit 3"""
+    job = spec("sh", "-c", report, max_restarts=0, local_world_size=1)
+    failure = LocalElasticAgent(job, DefaultLogsSpecs("logs")).run().failures[0]
+    assert (failure.exitcode, failure.message) == (3, "told")
+    assert Path(failure.error_file).is_relative_to(tmp_path / "logs")
+
+
 @METHODS
 def test_function_entrypoint_reports_exit_or_signal(method: str) -> None:
     ended = LocalElasticAgent(spec(functions.exits, 0), start_method=method).run()

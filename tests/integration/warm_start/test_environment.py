@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,24 @@ def test_variables_read_at_torch_import_are_honoured(tmp_path: Path) -> None:
     cold, forked = both(tmp_path, sys.executable, path, env={"OMP_NUM_THREADS": "1"})
     assert cold.startswith("2 DebugLevel.DETAIL\n")
     assert forked == cold.replace("False\n", "True\n")
+
+
+OPENBLAS = """
+import os
+{change}
+import numpy, threadpoolctl
+print([each["num_threads"] for each in threadpoolctl.threadpool_info()])
+"""
+REMOVED = 'os.environ.pop("OMP_NUM_THREADS")'
+
+
+@pytest.mark.parametrize("change", [REMOVED, 'os.putenv("OPENBLAS_NUM_THREADS", "2")'])
+def test_change_of_the_threads_of_openblas_is_honoured(tmp_path: Path, change: str) -> None:
+    path = script(tmp_path / "code", OPENBLAS.format(change=change))
+    cold, forked = both(tmp_path, sys.executable, path, env={"OMP_NUM_THREADS": "1"})
+    assert forked == cold
+    if len(os.sched_getaffinity(0)) > 1:
+        assert cold != "[1]\n"
 
 
 # `getenv` as called by C code at its loading, and the value that Python sees.

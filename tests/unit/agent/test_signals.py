@@ -20,6 +20,7 @@ VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
         ("SIGUSR1", [SIGUSR1], 0),
         (" SIGUSR1 ,SIGUSR2", [SIGUSR1, SIGUSR2], 0),
         ("SIGTERM,SIGNO,SIGKILL,SIG_IGN,sigint", [SIGTERM], 4),
+        ("SIGUSR1,SIGTERM,SIGUSR1", [SIGUSR1, SIGTERM], 0),
         ("", [], 1),
     ],
 )

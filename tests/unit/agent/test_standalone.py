@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -359,6 +360,51 @@ def test_command_exits_with_2_on_invalid_options(
         main()
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "names"),
+    [
+        ([], None, "SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
+        ([], "SIGINT", "SIGINT"),
+        (["--signals-to-handle=SIGUSR1"], "SIGINT", "SIGUSR1"),
+    ],
+)
+def test_variable_of_the_workers_has_the_handled_signals(
+    options: list[str], given: str | None, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE")
+    found: list[str | None] = []
+
+    def refuse(_: Options) -> None:
+        found.append(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE"))
+        raise SettingsError("no agent in this test")
+
+    monkeypatch.setattr("elasticjob_cli.commands.agent.standalone_agent", refuse)
+    monkeypatch.setattr(sys, "argv", ["elasticjob", "agent", "--standalone", *options, __file__])
+    with pytest.raises(SystemExit):
+        main()
+    assert found == [names]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("STANDBY_SECONDS", "-1"), ("STANDBY_MIB", "4Gi"), ("SAVE_SIGNAL", "TERM")],
+)
+def test_variable_that_the_launcher_refuses_is_the_only_error(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"ELASTICJOB_{name}", value)
+    monkeypatch.setenv("ELASTICJOB_ORPHAN_SECONDS", "x")  # of a pod, not passed on
+    monkeypatch.setattr(sys, "argv", ["elasticjob", "agent", "--standalone", __file__])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"elasticjob: ELASTICJOB_{name} must be ")
+    assert line.endswith(f"got {value!r}")
 
 
 @pytest.mark.parametrize(

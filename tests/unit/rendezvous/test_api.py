@@ -106,12 +106,14 @@ def test_invalid_boolean_is_refused_by_name(value: object) -> None:
         parameters(flag=value).get_as_bool("flag")
 
 
-@pytest.mark.parametrize(("value", "expected"), [(3, 3), ("3", 3), (" -7 ", -7), ("+2", 2)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(3, 3), (3.0, 3), ("3", 3), (" -7 ", -7), ("+2", 2)]
+)
 def test_integer_values(value: object, expected: int) -> None:
     assert parameters(count=value).get_as_int("count") == expected
 
 
-@pytest.mark.parametrize("value", ["", "3.0", 3.5, "1e3", "0x10", "three", "1_000"])
+@pytest.mark.parametrize("value", ["", "3.0", 3.5, float("inf"), "1e3", "0x10", "three", "1_000"])
 def test_invalid_integer_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="'count' must be a whole number"):
         parameters(count=value).get_as_int("count")

@@ -25,6 +25,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     SEEDS,
     continues_after_error,
     is_changing_method,
+    is_type_checking,
     key_of,
     leaves_iterations,
     may_be_environ,
@@ -131,7 +132,9 @@ class _File(Scope):
             else:
                 self._expression(getattr(decorator, "value", None), certain)
                 self._call(ast.copy_location(ast.Call(decorator, [], []), node), certain)
-        if node.decorator_list:
+        if any(map(self.runs_decorated, node.decorator_list)):
+            self._doubt(node, node)
+        elif node.decorator_list:
             self.functions.doubt(node)
 
     def _class(self, node: ast.ClassDef, certain: bool) -> None:
@@ -202,8 +205,10 @@ class _File(Scope):
             self.environs = self._facts.environs(None)  # of the files that it runs, too
 
     def _if(self, node: ast.If, certain: bool) -> None:
-        if any(name_of(each) == "TYPE_CHECKING" for each in nodes(node.test)):
-            self.run(node.orelse, certain)
+        test = node.test
+        negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        if is_type_checking(getattr(test, "operand", test) if negated else test):
+            self.run(node.body if negated else node.orelse, certain)
             return
         holds = self._truth(node.test, certain)
         if holds is None:

@@ -87,6 +87,14 @@ def name_of(node: Any) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
+def is_type_checking(test: ast.expr) -> bool:
+    """Return True for the condition `TYPE_CHECKING`, which does not hold when a program runs, and
+    for those that only hold if it does."""
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(map(is_type_checking, test.values))
+    return name_of(test) == "TYPE_CHECKING"
+
+
 def key_of(node: ast.Subscript) -> Any:
     """Return the key of a subscript; before Python 3.9 it is in an `ast.Index`."""
     key: Any = node.slice
@@ -134,6 +142,17 @@ def is_run_later(function: ast.AST) -> bool:
     return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in found)
 
 
+def runs_argument(function: Any) -> bool:
+    """Return True for a function that calls its first argument itself, as some decorators do."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    if isinstance(function, ast.Lambda) or not function.args.args:
+        return False
+    first = function.args.args[0].arg
+    body = [part for part in function.body if not isinstance(part, kinds)]
+    found = (each for part in body for each in nodes(part, *kinds))
+    return any(isinstance(each, ast.Call) and name_of(each.func) == first for each in found)
+
+
 def is_static(function: ast.AST) -> bool:
     """Return True for a function with the decorator `staticmethod` and no other."""
     return [*map(name_of, getattr(function, "decorator_list", ()))] == ["staticmethod"]
@@ -174,8 +193,17 @@ def passes_environ(
     given = [*call.args, *(word.value for word in call.keywords if word.arg)]
     if not own and name_of(call.func) == "ChainMap":
         given = given[:1]  # the others are only read
-    is_reader = not own and name_of(call.func) in _READERS
+    is_patch = _is_patch(call)
+    if is_patch and any(getattr(each, "value", None) == "os.environ" for each in given):
+        return True
+    is_reader = not own and not is_patch and name_of(call.func) in _READERS
     return not is_reader and any(may_be_environ(each, is_one) for each in given)
+
+
+def _is_patch(call: ast.Call) -> bool:
+    """Return True for `patch.dict` of `unittest.mock`, which changes its first argument."""
+    owner = getattr(call.func, "value", None)
+    return name_of(call.func) == "dict" and owner is not None and name_of(owner) != "builtins"
 
 
 def is_given(call: ast.Call, is_one: Callable[[Any], bool]) -> bool:

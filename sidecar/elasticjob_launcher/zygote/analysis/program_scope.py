@@ -13,6 +13,7 @@ from elasticjob_launcher.zygote.analysis.environment_uses import (
     is_static,
     name_of,
     nodes,
+    runs_argument,
 )
 from elasticjob_launcher.zygote.analysis.file_facts import Environs
 from elasticjob_launcher.zygote.analysis.own_functions import CONSTRUCTORS, Functions
@@ -169,6 +170,11 @@ class Scope(Values):
         if owner is not None:
             module = getattr(owner, "attr", name or module)
         return not module or module in PurePath(file.path).with_suffix("").parts
+
+    def runs_decorated(self, decorator: ast.expr) -> bool:
+        """Return True for a decorator of the program that calls the function it is given."""
+        found = self.functions.of.get(self.called_name(decorator), ())
+        return any(self.is_from(decorator, file) and runs_argument(body) for file, body in found)
 
     def is_only_named(self, part: ast.AST, of: Any) -> bool:
         """Return True for a class or function that an expression neither calls nor passes on."""

@@ -137,6 +137,24 @@ def test_events_are_lines_that_parse_again() -> None:
         events.record(event, "nowhere")
 
 
+def test_metrics_go_to_a_handler_that_is_an_empty_list() -> None:
+    class Kept(list[metrics.MetricData], metrics.MetricHandler):
+        def emit(self, metric_data: metrics.MetricData) -> None:
+            self.append(metric_data)
+
+    kept, others = Kept(), Kept()
+    metrics.configure(kept, "kept")
+    metrics.configure(others)
+    try:
+        metrics.put_metric("steps", 3, "kept")
+        metrics.put_metric("steps", 4, "other")
+    finally:
+        metrics.configure(metrics.NullMetricHandler(), "kept")
+        metrics.configure(metrics.NullMetricHandler())
+    assert [each.value for each in kept] == [3]
+    assert [each.value for each in others] == [4]
+
+
 def test_metrics_go_to_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
     metrics.configure(metrics.ConsoleMetricHandler(), "values")
     try:

@@ -378,6 +378,42 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "def f(k):\n    os.environ.update({'PYTHONHASHSEED': '1', k: '2'})\nlist(map(f, 'AB'))",
         [("", "?")],
     ),
+    "by a mock": (
+        "from unittest.mock import patch\npatch.dict(os.environ, B='1').start()",
+        [("", "?")],
+    ),
+    "by a mock that is given a name": (
+        "from unittest import mock\nwith mock.patch.dict('os.environ', {'B': '1'}):\n"
+        "    import yaml",
+        [("", "?")],
+    ),
+    "beside a block for type checkers": (
+        "if TYPE_CHECKING:\n    os.environ['B'] = '1'\nelse:\n    os.environ['C'] = '1'\n"
+        "if typing.TYPE_CHECKING and os.name:\n    os.environ['D'] = '1'",
+        [("C", "1")],
+    ),
+    "in a block that type checkers skip": (
+        "if not typing.TYPE_CHECKING:\n    os.environ['B'] = '1'\nelse:\n"
+        "    os.environ['C'] = '1'",
+        [("B", "1")],
+    ),
+    "in a block for type checkers and others": (
+        "if TYPE_CHECKING or sys.argv[1:]:\n    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
+    "by a function that its decorator runs": (
+        "def now(f):\n    f()\n    return f\n@now\ndef g():\n    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
+    "by a function that runs after its decorator": (
+        "def later(f):\n    def wrapped():\n        return f()\n    return wrapped\n"
+        "@later\ndef g():\n    os.environ['B'] = '1'",
+        [],
+    ),
+    "beside a copy": (
+        "import builtins\nbuiltins.dict(os.environ)\ndict(os.environ, B='1')\ndict(x='os.environ')",
+        [],
+    ),
     "by a method of the environment that is looked up": (
         "getattr(os.environ, 'pop')('A')",
         [("", "?")],
