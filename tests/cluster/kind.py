@@ -27,8 +27,10 @@ REPORT_SECONDS = 3
 GRACE_SECONDS = 13
 TOLERATION_SECONDS = 10
 # Garbage collection takes up to a quarter of the processor time of programs in Go.
-COLLECTION = {"name": "GOGC", "value": "400"}
+GARBAGE_COLLECTION = {"GOGC": "400"}
+"""Environment of programs in Go that the tests start."""
 
+_VARIABLES = [{"name": name, "value": value} for name, value in GARBAGE_COLLECTION.items()]
 _FLAGS = (  # component, flag, value
     ("apiServer", "default-not-ready-toleration-seconds", TOLERATION_SECONDS),
     ("apiServer", "default-unreachable-toleration-seconds", TOLERATION_SECONDS),
@@ -49,11 +51,11 @@ def settings(engine: Engine) -> dict[str, Any]:
         for component, flag, v in _FLAGS
     ]
     arguments = [{"name": "unsafe-no-fsync", "value": "true"}]
-    etcd = {"local": {"extraArgs": arguments, "extraEnvs": [COLLECTION]}}
+    etcd = {"local": {"extraArgs": arguments, "extraEnvs": _VARIABLES}}
     patch = [
         *flags,
         *(
-            {"op": "add", "path": f"/{component}/extraEnvs", "value": [COLLECTION]}
+            {"op": "add", "path": f"/{component}/extraEnvs", "value": _VARIABLES}
             for component in ("apiServer", "controllerManager")
         ),
         {"op": "add", "path": "/etcd", "value": etcd},

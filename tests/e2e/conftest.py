@@ -18,6 +18,7 @@ from tests.cluster.borrowing import Ledger, ends_with_tests
 from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
+from tests.cluster.kind import GARBAGE_COLLECTION
 from tests.e2e import policies
 from tests.e2e.console import Console, opened
 from tests.e2e.dump import dump
@@ -91,7 +92,8 @@ def pytest_runtest_makereport(
 def console(cluster: Cluster) -> Iterator[Console]:
     environment = cluster.environment()
     own = Path(sys.executable).parent  # kubectl's plug-in is here
-    with opened(cluster, {**environment, "PATH": f"{own}:{environment['PATH']}"}) as made:
+    environment |= GARBAGE_COLLECTION | {"PATH": f"{own}:{environment['PATH']}"}
+    with opened(cluster, environment) as made:
         CONSOLES.append(made)
         yield made
 

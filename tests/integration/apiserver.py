@@ -15,6 +15,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ import yaml
 
 from elasticjob_operator.kubernetes.client import Kube
 from elasticjob_operator.model.crdgen import DEFAULT_FILE
+from tests.cluster.kind import GARBAGE_COLLECTION
 from tests.cluster.programs import programs
 from tests.integration.certificates import Certificates, make_certificates
 from tests.integration.etcd_server import EtcdServer, Ports, stop, wait_until
@@ -63,6 +65,7 @@ class ApiServer:
     folder: Path
     ports: Ports = field(default_factory=lambda: Ports(1))
     process: subprocess.Popen[bytes] | None = None
+    collection: Mapping[str, str] = field(default_factory=lambda: GARBAGE_COLLECTION)
     warnings: list[str] = field(default_factory=list)  # of the last answer
 
     def __post_init__(self) -> None:
@@ -118,7 +121,12 @@ class ApiServer:
         command += [f"--{name}={value}" for name, value in options.items()]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, **self.collection},
             )
 
     def wait_ready(self) -> None:

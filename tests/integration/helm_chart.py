@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tests.cluster.kind import GARBAGE_COLLECTION
 from tests.cluster.places import KUBERNETES_VERSION
 from tests.cluster.programs import programs
 from tests.paths import ROOT
@@ -90,6 +92,7 @@ def helm(*arguments: str, values: Json | None = None, kubeconfig: Path | None = 
         capture_output=True,
         text=True,
         timeout=HELM_SECONDS,
+        env={**os.environ, **GARBAGE_COLLECTION},
     )
     if done.returncode:
         raise HelmRefused(done.stderr)

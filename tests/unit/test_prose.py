@@ -190,14 +190,16 @@ def prose(files: dict[str, str]) -> Iterator[tuple[str, str]]:
         constants[Path(path).stem] |= _constants(tree)
     for path, tree in trees.items():
         known = _constants(tree)
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(tree))
+        for node in nodes:
             if isinstance(node, ast.ImportFrom):
                 theirs = constants.get((node.module or "").rpartition(".")[2], {})
                 for alias in node.names:
                     known[alias.asname or alias.name] = theirs.get(alias.name, [])
         tables = _values(tree)
-        for scope, names in [(tree, known), *((n, _variables(n, tables)) for n in ast.walk(tree))]:
-            for node in ast.walk(scope) if names or scope is tree else ():
+        for scope, names in [(tree, known), *((n, _variables(n, tables)) for n in nodes)]:
+            within = nodes if scope is tree else ast.walk(scope) if names else ()
+            for node in within:
                 for part in _compared(node):
                     if isinstance(part, ast.Name):
                         texts = names.get(part.id, [])
@@ -237,14 +239,15 @@ def matched_texts(files: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     patterns: list[tuple[str, str]] = []
     for path, content in files.items():
         tree = ast.parse(content)
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        nodes = list(ast.walk(tree))
+        found = [node for node in nodes if isinstance(node, ast.Constant)]
+        documents = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         texts[path] = [
             node.value
             for node in found
             if isinstance(node.value, str) and id(node) not in documents
         ]
-        patterns += [(path, one) for node in ast.walk(tree) if (one := _pattern(node)) is not None]
+        patterns += [(path, one) for node in nodes if (one := _pattern(node)) is not None]
     for path, pattern in patterns:
         for words in RUN.findall(pattern):
             for other, own in texts.items():

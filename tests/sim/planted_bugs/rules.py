@@ -83,7 +83,7 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn", seed=3)
+@bug("churn", seed=5)
 def final_beside_old_workers() -> Iterator[EngineFactory]:
     """Start the next round before the last one's workers have stopped."""
     group_members = quorum.group_members
@@ -154,7 +154,7 @@ def every_loss_is_the_first() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("starved", seed=0)
+@bug("starved", seed=1)
 def losses_end_at_the_start_of_a_round() -> Iterator[EngineFactory]:
     """End a row of losses when a round starts with its member, before it has trained."""
     with patch.object(repeated_losses, "TRAINED_SECONDS", 0.5):

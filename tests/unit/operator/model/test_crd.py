@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,18 @@ FORBIDDEN = {
 }  # fmt: skip
 
 
+@cache
 def schema() -> Schema:
+    """Return the schema, generated once for all tests, which do not change it."""
     found: Schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return found
+
+
+@cache
+def validator() -> jsonschema.Draft202012Validator:
+    """Return a validator of the schema, which is checked once for all documents."""
+    jsonschema.Draft202012Validator.check_schema(schema())
+    return jsonschema.Draft202012Validator(schema())
 
 
 def nodes(node: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
@@ -59,8 +69,9 @@ def test_check_prints_the_difference(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_rendered_crd_is_the_definition_with_a_generated_header() -> None:
-    assert yaml.safe_load(render()) == definition()
-    assert render().startswith("# Generated")
+    text = render()
+    assert yaml.safe_load(text) == definition()
+    assert text.startswith("# Generated")
 
 
 def test_schema_is_structural() -> None:
@@ -246,4 +257,4 @@ def test_subresources_columns_and_names() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_example_fits_the_schema(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
-        jsonschema.validate(document, schema())
+        validator().validate(document)
