@@ -315,7 +315,8 @@ class Zygote:
                     guard.load(each, each not in self._configured, line)
                     if not loaded and GROUP_KEEPER in sys.modules:
                         self._keeps_group = each.module not in self._analysis.imported
-                    self._record_openblas(each)
+                    if self._native and not is_python_module(each.module):
+                        self._record_openblas()
         sys.stdout.flush()
         sys.stderr.flush()
         if guard.refusals:
@@ -330,6 +331,8 @@ class Zygote:
         """Apply a change that the program would have made to the environment by now."""
         if differs_by_worker(change.name) or not change.known:
             return  # not read by any preloaded module
+        if not self._native:
+            self._record_openblas()  # those that are loaded before any change
         self._native[change.name] = change.value
         if change.direct:
             self._direct.add(change.name)
@@ -342,11 +345,10 @@ class Zygote:
             if change.name not in WHILE_PRELOADING:
                 set_variables(os.environ, {change.name: change.value})
 
-    def _record_openblas(self, wanted: WantedImport) -> None:
+    def _record_openblas(self) -> None:
         """Record the variables that the program has changed by the time an OpenBLAS is loaded."""
-        if self._native and not is_python_module(wanted.module):
-            for path in loaded_openblas():
-                self._counted.setdefault(path, dict(self._native))
+        for path in loaded_openblas():
+            self._counted.setdefault(path, dict(self._native))
 
     def _environment(self) -> dict[str, str]:
         """Return the environment with the changes of Python and packages, without the program's."""

@@ -40,20 +40,29 @@ def test_variables_read_at_torch_import_are_honoured(tmp_path: Path) -> None:
 
 OPENBLAS = """
 import os
-{change}
-import numpy, threadpoolctl
+{text}
+import threadpoolctl
 print([each["num_threads"] for each in threadpoolctl.threadpool_info()])
 """
 REMOVED = 'os.environ.pop("OMP_NUM_THREADS")'
 
 
-@pytest.mark.parametrize("change", [REMOVED, 'os.putenv("OPENBLAS_NUM_THREADS", "2")'])
-def test_change_of_the_threads_of_openblas_is_honoured(tmp_path: Path, change: str) -> None:
-    path = script(tmp_path / "code", OPENBLAS.format(change=change))
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        (f"{REMOVED}\nimport numpy", True),
+        ('os.putenv("OPENBLAS_NUM_THREADS", "2")\nimport numpy', True),
+        (f"import numpy\n{REMOVED}", False),
+    ],
+)
+def test_threads_of_openblas_follow_the_changes_before_it_alone(
+    tmp_path: Path, text: str, changed: bool
+) -> None:
+    path = script(tmp_path / "code", OPENBLAS.format(text=text))
     cold, forked = both(tmp_path, sys.executable, path, env={"OMP_NUM_THREADS": "1"})
     assert forked == cold
     if len(os.sched_getaffinity(0)) > 1:
-        assert cold != "[1]\n"
+        assert (cold != "[1]\n") == changed
 
 
 # `getenv` as called by C code at its loading, and the value that Python sees.
