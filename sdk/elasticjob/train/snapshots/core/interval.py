@@ -89,8 +89,8 @@ class Losses(NamedTuple):
     def later(self, seconds: float, max_overhead: float) -> Losses:
         """Return the losses after a further time without a fault.
 
-        Older faults lose weight: the time has a maximum, `cost / max_overhead**2`, at which one fault
-        changes no interval. Beyond it the number of faults is reduced instead.
+        Older faults lose weight: the time has a maximum, `cost / max_overhead**2`, with which one
+        fault changes no interval. Beyond it the number of faults is reduced instead.
         """
         total = self.seconds + max(0.0, seconds)
         most = self.cost / max_overhead**2 if self.cost > 0 else math.inf
