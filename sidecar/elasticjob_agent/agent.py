@@ -1,7 +1,7 @@
 """Imperative shell of the agent: one event queue, one loop that steps the core, and the I/O.
 
 Holds no state of the job: `core.step` decides, the worker runtime and the rendezvous keep the
-state. It also reserves the ports for MASTER_PORT.
+state. The agent also reserves the ports for MASTER_PORT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Process information from the kernel: groups, orphans, signal handlers, and their kills."""
+"""Process information from the kernel: groups, orphans, signal handlers; kills of groups."""
 
 from __future__ import annotations
 

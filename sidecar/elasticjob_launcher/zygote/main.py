@@ -434,7 +434,7 @@ class Zygote:
         os.close(fds[0])
 
     def _leave_parent(self) -> None:
-        """Continue in a fork of this process, which ends at once: the launcher adopts the fork."""
+        """Continue in a fork; this process ends at once, so that the launcher adopts the fork."""
         try:
             if os.fork():
                 os._exit(0)

@@ -337,7 +337,7 @@ def _surplus_pods(
 ) -> list[tuple[Pod, DeleteReason]]:
     """Return the pods to delete so that the job shrinks by `excess`, with their reasons.
 
-    There are none while the rendezvous ends, or cannot be read.
+    There are none while the rendezvous ends, or while one that the operator steers is unreadable.
     """
     view = observed.rendezvous
     if view.finishing or (is_steered(job) and not view.readable):

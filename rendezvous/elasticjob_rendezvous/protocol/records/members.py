@@ -1,4 +1,4 @@
-"""Records of members and rounds, and the writers of all records of a rendezvous in etcd.
+"""Records of members and rounds; the table also has the other records of a rendezvous in etcd.
 
 | record             | written by                                           | module     |
 |--------------------|------------------------------------------------------|------------|
