@@ -774,7 +774,8 @@ def test_interval_is_longer_until_expensive_first_snapshots_are_repaid() -> None
     interval = Interval(None, None, 0.01)
     interval.start(0, 0.0)
     costs = itertools.chain([0.9, 0.5], itertools.repeat(0.35))
-    step, now, taken, total, last = 0, 0.0, [], 0.0, 0.0
+    step, now, total, last = 0, 0.0, 0.0, 0.0
+    taken: list[int] = []
     due = interval.first
     while now < 600.0:
         step, now = step + 1, now + 1.1

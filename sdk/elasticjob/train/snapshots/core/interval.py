@@ -73,6 +73,23 @@ class Cost(NamedTuple):
     background: float = 0.0
 
 
+class Account(NamedTuple):
+    """Snapshots since a time, which are to take their share of it.
+
+    Args:
+        began: that time.
+        stopped: time in seconds for which they stopped the training.
+    """
+
+    began: float = 0.0
+    snapshots: int = 0
+    stopped: float = 0.0
+
+    def with_snapshot(self, cost: Cost) -> Account:
+        """Return the account with one more snapshot."""
+        return Account(self.began, self.snapshots + 1, self.stopped + cost.stopped)
+
+
 class Losses(NamedTuple):
     """Rate of the faults after which steps were repeated. Each round passes it to the next.
 
@@ -174,7 +191,7 @@ class Interval:
         self._at_faults = max(max_overhead, at_faults or 0.0)
         self._losses, self._started = Losses(), 0.0
         self._costs: collections.deque[Cost] = collections.deque(maxlen=COSTS)
-        self._begin_account(0.0)
+        self._account = Account()
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
         self._slowed: collections.deque[tuple[int, float]] = collections.deque(maxlen=COSTS)
         self._since_plain = 0
@@ -246,7 +263,7 @@ class Interval:
         if not is_held and self._losses.cost > 0 and step_seconds > 0:  # the same on all ranks
             self._known = self._shortened(self._known, self._losses.cost, step_seconds, now)
         self._costs.clear()
-        self._begin_account(now)
+        self._account = Account(now)
         self._plain.clear()
         self._slowed.clear()
         self._beside.clear()
@@ -301,7 +318,7 @@ class Interval:
             return 1 if cost is None else steps_between(self._every_seconds, steps, seconds)
         if cost is not None:
             self._costs.append(cost)
-            self._taken, self._stopped = self._taken + 1, self._stopped + cost.stopped
+            self._account = self._account.with_snapshot(cost)
             self._counts.append(self._count)
         self._count = 0
         if cost is None or steps < 1:
@@ -315,12 +332,12 @@ class Interval:
         if is_early:
             found = max(found, self._known)
         elif step_seconds > 0:
-            owed = max(0.0, self._total_cost() / left - (now - self._account_began))
+            owed = max(0.0, self._total_cost() / left - (now - self._account.began))
             found += int(min(owed / step_seconds, (REPAYMENT - 1) * found))
         if not is_held:
             usual, found = found, self._shortened(found, self.cost, step_seconds, now)
             if found < usual:  # more snapshots than that share allows are intended
-                self._begin_account(now)
+                self._account = Account(now)
         if is_early:
             return found
         # One more step than since the last snapshot: a call of `save` without one comes between.
@@ -344,13 +361,11 @@ class Interval:
         slowed = statistics.median(self._beside) - statistics.median(self._free)
         return max(0.0, slowed) * statistics.median(self._counts)
 
-    def _begin_account(self, now: float) -> None:
-        self._taken, self._stopped, self._account_began = 0, 0.0, now
-
     def _total_cost(self) -> float:
         """Return the cost of the snapshots in the account, each copy's effect at the usual one."""
         stopped = statistics.median(cost.stopped for cost in self._costs)
-        return self._stopped + self._taken * (self._median_cost() - stopped)
+        effect = self._median_cost() - stopped
+        return self._account.stopped + self._account.snapshots * effect
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.
