@@ -769,28 +769,32 @@ def test_interval_keeps_the_overhead_below_its_share() -> None:
     assert interval.proposed(step + 2020, now + 2000 * 0.1 + 20 * 0.05 + 0.04, taken) > 24
 
 
-def test_interval_is_longer_until_expensive_first_snapshots_are_repaid() -> None:
-    """The first two take 0.9 and 0.5 s, the others 0.35 s, beside steps of 1.1 s."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_interval_is_longer_until_expensive_first_snapshots_are_repaid(beside: bool) -> None:
+    """The first two take 3 and 2 s, the others 0.35 s, alone or beside a step of 1.1 s."""
     interval = Interval(None, None, 0.01)
     interval.start(0, 0.0)
-    costs = itertools.chain([0.9, 0.5], itertools.repeat(0.35))
-    step, now, total, last = 0, 0.0, 0.0, 0.0
+    costs = itertools.chain([3.0, 2.0], itertools.repeat(0.35))
+    step, now, total = 0, 0.0, 0.0
     taken: list[int] = []
-    due = interval.first
-    while now < 600.0:
-        step, now = step + 1, now + 1.1
+    due, cost, slowed = interval.first, None, 0.0
+    while now < 3000.0:
+        step, now = step + 1, now + 1.1 + slowed
+        if taken:
+            interval.stepped(1, 1.1 + slowed, copied=taken[-1] == step - 1)
+        slowed = 0.0
         if step == due:
-            proposed = interval.proposed(
-                step, now, Cost(last, last) if taken else None, is_held=True
-            )
+            due = step + interval.proposed(step, now, cost)
             taken.append(step)
-            due, last = step + proposed, next(costs)
-            now, total = now + last, total + last
+            seconds = next(costs)
+            stopped, slowed = (0.0, seconds) if beside else (seconds, 0.0)
+            cost = Cost(stopped, stopped, slowed)
+            now, total = now + stopped, total + seconds
     gaps = [after - before for before, after in itertools.pairwise(taken)]
     usual = steps_within(0.01 * AIM, 0.35, 1.1)
     assert max(gaps[COSTS + 1 :]) <= REPAYMENT * usual
     assert gaps[-1] == usual
-    assert total < 0.01 * now
+    assert total < 0.0095 * now
 
 
 @pytest.mark.parametrize(

@@ -74,20 +74,38 @@ class Cost(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Snapshots since a time, which are to take their share of it.
+    """Snapshots since a time, which are to take their share of it. All times are in seconds.
 
     Args:
         began: that time.
-        stopped: time in seconds for which they stopped the training.
+        snapshots: number of snapshots whose cost is known.
+        cost: sum of their costs.
+        steps: number of steps between the snapshots and the next calls of `save`.
+        slowed: time that these steps took.
     """
 
     began: float = 0.0
     snapshots: int = 0
-    stopped: float = 0.0
+    cost: Cost = Cost(0.0, 0.0)
+    steps: int = 0
+    slowed: float = 0.0
 
     def with_snapshot(self, cost: Cost) -> Account:
         """Return the account with one more snapshot."""
-        return Account(self.began, self.snapshots + 1, self.stopped + cost.stopped)
+        total = Cost(*map(sum, zip(self.cost, cost)))
+        return self._replace(snapshots=self.snapshots + 1, cost=total)
+
+    def with_steps(self, steps: int, seconds: float) -> Account:
+        """Return the account with the steps beside one more copy."""
+        return self._replace(steps=self.steps + steps, slowed=self.slowed + seconds)
+
+    def total(self, plain: float) -> float:
+        """Return the cost of all snapshots, for the time of a step without a copy.
+
+        It has the limits of the cost of one: `Interval._median_cost`.
+        """
+        slowed = self.cost.in_save + self.slowed - self.steps * plain
+        return min(max(self.cost.stopped, slowed), self.cost.stopped + self.cost.background)
 
 
 class Losses(NamedTuple):
@@ -285,6 +303,7 @@ class Interval:
             return
         if copied:
             self._slowed.append((steps, seconds))
+            self._account = self._account.with_steps(steps, seconds)
             self._since_plain += 1
         else:
             self._plain.append(seconds / steps)
@@ -362,10 +381,10 @@ class Interval:
         return max(0.0, slowed) * statistics.median(self._counts)
 
     def _total_cost(self) -> float:
-        """Return the cost of the snapshots in the account, each copy's effect at the usual one."""
-        stopped = statistics.median(cost.stopped for cost in self._costs)
-        effect = self._median_cost() - stopped
-        return self._account.stopped + self._account.snapshots * effect
+        """Return the cost of the snapshots in the account."""
+        if len(self._plain) < COSTS:
+            return self._account.snapshots * self._median_cost()
+        return self._account.total(statistics.median(self._plain))
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.
