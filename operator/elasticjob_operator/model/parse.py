@@ -53,6 +53,9 @@ _GPU_WORDS = ("cuda", "accelerator")
 _NAMED_PATTERNS = {
     "endpoints": "must be host:port, with or without http:// or https://",
     "warmStartModules": "must be the name of a Python module",
+    "memoryLimit": "must be a whole number of bytes, or of k, M, G, T, Ki, Mi, Gi or Ti, such as "
+    "8Gi",
+    "path": "must be an absolute path",
 }
 
 
@@ -168,7 +171,11 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
     "greater_than_equal": _bound("least", "ge"),
     "less_than_equal": _bound("most", "le"),
     "string_too_long": _shorter,
-    "string_too_short": lambda _context, _value: "must not be empty",
+    "string_too_short": lambda context, value: (
+        f"must be at least {context['min_length']} characters long; {got(value)}"
+        if value
+        else "must not be empty"
+    ),
     "too_short": lambda context, _value: (
         f"must hold at least {context['min_length']} {_entries(context['min_length'])}"
     ),

@@ -131,15 +131,28 @@ INVALID: list[tuple[str, Any, str, str]] = [
             "spec.recovery",
             {"snapshots": {"memoryLimit": limit}},
             "spec.recovery.snapshots.memoryLimit",
-            "must",
+            message,
         )
-        for limit in ("0", "-1Gi", "1.5Gi", "4 Gi", "much", 4)
+        for limit, message in (
+            *(
+                (text, "must be a whole number of bytes, or of k, M, G, T, Ki, Mi, Gi or Ti, such")
+                for text in ("0", "-1Gi", "1.5Gi", "4 Gi", "much")
+            ),
+            (4, "must be a string; got 4: put it in quotes"),
+        )
     ),
-    (
-        "spec.recovery",
-        {"snapshots": {"storage": {"path": "relative"}}},
-        "spec.recovery.snapshots.storage.path",
-        "must",
+    *(
+        (
+            "spec.recovery",
+            {"snapshots": {"storage": {"path": path}}},
+            "spec.recovery.snapshots.storage.path",
+            message,
+        )
+        for path, message in (
+            ("relative", "must be an absolute path"),
+            ("/", "must be at least 2 characters long; got '/'"),
+            ("", "must not be empty"),
+        )
     ),
     ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
     ("spec.trainer", "", "spec.trainer", "must not be empty"),
