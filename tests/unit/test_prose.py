@@ -63,6 +63,7 @@ FOREIGN = {
     "kube-apiserver": {
         "Operation cannot be fulfilled on resourcequotas",
         "exceeded quota:",
+        "scheduling gates",
         "status unknown for quota:",
         "value of PreemptionPolicy",
     },

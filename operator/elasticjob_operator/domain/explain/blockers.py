@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from elasticjob_operator.domain.explain.catalog import OBSTACLES
+from elasticjob_operator.domain.explain.catalog import OBSTACLES, obstacle_remedy
 from elasticjob_operator.domain.explain.phrases import gone_nodes_text, named, quoted, unschedulable
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd
 from elasticjob_operator.domain.plan.launch_failures import failed_since, launch_failure_text
@@ -60,11 +60,10 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
             message = unschedulable(message)
         groups.setdefault((pod.obstacle, quoted(message)), []).append(pod.name)
     for (obstacle, message), names in groups.items():
-        words = OBSTACLES[obstacle]
-        state = words.meaning or "not startable"
+        state = OBSTACLES[obstacle].meaning or "not startable"
         yield Blocker(
             f"{named(names)} {_are(names)} {state}" + (f": {message}" if message else ""),
-            words.remedy,
+            obstacle_remedy(obstacle, message),
         )
 
 

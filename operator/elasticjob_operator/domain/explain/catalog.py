@@ -119,6 +119,24 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     ),
 }
 
+_SCHEDULING_REMEDIES: Mapping[str, str] = {
+    "persistentvolumeclaim": (
+        "Create or bind the PersistentVolumeClaim, or name another one in the job: `kubectl "
+        "describe pvc` shows its state"
+    ),
+    "scheduling gates": "The controller of the pods' schedulingGates must remove them",
+}
+"""Remedies for pods that more machines do not help, by a part of the scheduler's message."""
+
+
+def obstacle_remedy(obstacle: Obstacle, message: str) -> str:
+    """Return the remedy of an obstacle with this message, without a full stop."""
+    if obstacle is Obstacle.UNSCHEDULABLE:
+        for part, remedy in _SCHEDULING_REMEDIES.items():
+            if part in message.lower():
+                return remedy
+    return OBSTACLES[obstacle].remedy
+
 
 FAILURE_CLASSES: Mapping[str, Entry] = {
     FailureClass.USER_ERROR: Entry(

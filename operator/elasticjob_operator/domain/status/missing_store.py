@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from elasticjob_operator.domain.explain.catalog import OBSTACLES
+from elasticjob_operator.domain.explain.catalog import OBSTACLES, obstacle_remedy
 from elasticjob_operator.domain.explain.phrases import clock, quoted
 from elasticjob_operator.domain.observed.state import MAX_REFUSAL, Obstacle
 from elasticjob_operator.domain.plan.backends import StoreAbsence, StoreObstacle
@@ -102,4 +102,4 @@ def _remedy(found: MissingStore) -> str:
                 "and its machine"
             )
     obstacle = _obstacle(found)
-    return OBSTACLES[obstacle].remedy if obstacle is not None else ""
+    return obstacle_remedy(obstacle, found.message) if obstacle is not None else ""

@@ -70,6 +70,11 @@ GPU = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {team: b}, 2 Insufficient "
     "nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption victims found."
 )
+CLAIM = (
+    '0/3 nodes are available: persistentvolumeclaim "checkpoints" not found. preemption: 0/3 nodes '
+    "are available: 3 Preemption is not helpful for scheduling."
+)
+GATED = "Scheduling is blocked due to non-empty scheduling gates"
 JOB: dict[str, Any] = {"minNodes": 2, "maxNodes": 5}
 BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
 TRAINED = history(1, "start", 5, final_at=ago(600), start_ms=300)
@@ -169,6 +174,19 @@ PENDING = {
         "job-2, job-3 and job-4 are Pending: node(s) had untolerated taint {team: b}, "
         "Insufficient nvidia.com/gpu. Free or add machines that fit, or reduce the template's "
         "requests.",
+    ),
+    "a claim that does not exist": (
+        observed(stuck(0, Obstacle.UNSCHEDULABLE, CLAIM)),
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0 is Pending: "
+        'persistentvolumeclaim "checkpoints" not found. Create or bind the '
+        "PersistentVolumeClaim, or name another one in the job: `kubectl describe pvc` shows its "
+        "state.",
+    ),
+    "scheduling gates": (
+        observed(stuck(0, Obstacle.UNSCHEDULABLE, GATED)),
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0 is Pending: "
+        "Scheduling is blocked due to non-empty scheduling gates. The controller of the pods' "
+        "schedulingGates must remove them.",
     ),
     "image": (
         observed(

@@ -158,6 +158,14 @@ def stays(index: int, obstacle: Obstacle, message: str) -> Pod:
             "Free or add machines that fit",
         ),
         (
+            observed(
+                stays(0, Obstacle.UNSCHEDULABLE, "pod has unbound immediate PersistentVolumeClaims")
+            ),
+            "Unschedulable",
+            "is Pending: pod has unbound immediate PersistentVolumeClaims",
+            "Create or bind the PersistentVolumeClaim, or name another one",
+        ),
+        (
             observed(pod(0).over().taken(PodEnd.EVICTED, "low on memory").get()),
             "Ended",
             "has ended, and its successor is created once it is gone: low on memory",
@@ -188,7 +196,7 @@ def stays(index: int, obstacle: Obstacle, message: str) -> Pod:
             "Delete the other pod job-0",
         ),
     ],
-    ids=["unschedulable", "evicted", "deleted", "lost machine", "refused", "name taken"],
+    ids=["unschedulable", "claim", "evicted", "deleted", "lost machine", "refused", "name taken"],
 )
 def test_missing_store_is_explained_with_its_start_and_remedy(
     seen: Observed, reason: str, state: str, remedy: str
