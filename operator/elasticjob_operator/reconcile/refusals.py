@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import TypeGuard
 
@@ -24,6 +25,9 @@ _ENDING = "NamespaceTerminating"
 """Reason of a cause of an error: the namespace is being deleted."""
 _PREEMPTION = "value of PreemptionPolicy"
 """Part of the message with which the API server's admission refuses `preemptionPolicy`."""
+_DENIAL = re.compile(r'admission webhook "|pods "[^"]*" is forbidden: ValidatingAdmissionPolicy ')
+"""Beginning of the message of a webhook or policy that denies a pod. Without a code of its own a
+webhook's denial has status 400, and without a reason a policy's has 422, as invalid objects do."""
 
 
 def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
@@ -71,5 +75,6 @@ def refusal_of_pod(error: KubeError, body: Json) -> tuple[Obstacle | None, str]:
         problem = preemption_problem(body["spec"]) if _PREEMPTION in error.message else None
         if problem is not None:
             return Obstacle.TEMPLATE_INVALID, str(problem)
-    obstacle = Obstacle.TEMPLATE_INVALID if isinstance(error, Invalid) else obstacle_of(error)
-    return obstacle, error.message
+    if isinstance(error, Invalid) and not _DENIAL.match(error.message):
+        return Obstacle.TEMPLATE_INVALID, error.message
+    return obstacle_of(error), error.message

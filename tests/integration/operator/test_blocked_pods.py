@@ -172,6 +172,17 @@ def test_silent_admission_webhook_is_reported(ns: Namespace) -> None:
             assert "failed calling webhook" in deleted["message"]
 
 
+def test_policy_against_pods_is_no_fault_of_the_template(ns: Namespace) -> None:
+    """Without a reason of its own the policy's denial has the status of an invalid object."""
+    validation = {"expression": "false", "message": "no pods today"}
+    with admission_policy(ns, "Validating", rule("", "pods", "CREATE"), validations=[validation]):
+        _await_hook(ns, "POST", ns.path("pods"), _probe("pods"), status=422)
+        ns.create_job(minNodes=1, maxNodes=2)
+        await_refused(ns, "CreationRefused", "no pods today")
+        assert ns.condition("Stalled")["status"] == "False"
+    ns.await_pods("job-0", "job-1")
+
+
 def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_port: int) -> None:
     ns.create_job(minNodes=1, maxNodes=2)
     ns.await_pods("job-0", "job-1")

@@ -47,6 +47,7 @@ from elasticjob_operator.reconcile.kube_cluster import (
     KubeCluster,
 )
 from elasticjob_operator.reconcile.plan_pass import Applier
+from elasticjob_operator.reconcile.refusals import refusal_of_pod
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -235,6 +236,31 @@ def test_missing_secret_of_the_author_refuses_pods() -> None:
     running = apply(owned=Owned(missing.value))
     assert running.error is missing.value
     assert running.refusal is None, "its pods have the credentials"
+
+
+@pytest.mark.parametrize(
+    ("message", "obstacle"),
+    [
+        ('admission webhook "v.example" denied the request: no', Obstacle.REFUSED),
+        (
+            "pods \"job-0\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
+            "request: no",
+            Obstacle.REFUSED,
+        ),
+        ('Pod "job-0" is invalid: spec.containers[0].image: Required', Obstacle.TEMPLATE_INVALID),
+        (
+            'Pod "job-0" is invalid: x: Invalid value: "admission webhook "v""',
+            Obstacle.TEMPLATE_INVALID,
+        ),
+        ('strict decoding error: unknown field "spec.hostnam"', Obstacle.TEMPLATE_INVALID),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 422])
+def test_denial_by_policy_or_webhook_is_no_fault_of_the_template(
+    message: str, obstacle: Obstacle, status: int
+) -> None:
+    error = Invalid("create pods default/job-0", message, status)
+    assert refusal_of_pod(error, {"spec": {"containers": []}}) == (obstacle, message)
 
 
 def test_rendezvous_is_written_through_its_source() -> None:
