@@ -8,6 +8,7 @@ from datetime import datetime
 
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, STOPPING
+from elasticjob_operator.domain.status.failures import is_new_run
 from elasticjob_operator.domain.status.goodput import is_carried_over, with_reached, with_rounds
 from elasticjob_operator.domain.status.readiness import Finding
 from elasticjob_operator.domain.status.rounds import seconds_text
@@ -119,10 +120,7 @@ def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
     if reports and all(found.step >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Held")]
-    known = [condition for condition in job.status.conditions if condition.type is kind]
-    return [
-        Finding(kind, condition.status, condition.reason, condition.message) for condition in known
-    ]
+    return _known(job, view, kind)
 
 
 def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
@@ -130,7 +128,7 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     kind = ConditionType.SNAPSHOTS_IN_STORAGE
     reports = _reports(view)
     bad = [(each.name, found.storage_error) for each, found in reports if found.storage_error]
-    known = [condition for condition in job.status.conditions if condition.type is kind]
+    known = _known(job, view, kind)
     if bad:
         name, error = bad[0]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -139,8 +137,17 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     # The workers of a new round have no error before their first write.
     if known and any(found.stored >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Written")]
+    return known
+
+
+def _known(job: ElasticJob, view: RendezvousView, kind: ConditionType) -> list[Finding]:
+    """Return the condition of the run; none after a resumption, whose places may be others."""
+    if is_new_run(view, job.status):
+        return []
     return [
-        Finding(kind, condition.status, condition.reason, condition.message) for condition in known
+        Finding(kind, condition.status, condition.reason, condition.message)
+        for condition in job.status.conditions
+        if condition.type is kind
     ]
 
 

@@ -10,16 +10,21 @@ import pytest
 
 from elasticjob.layout import Loss
 from elasticjob_operator.domain.explain.explanation import explanation
-from elasticjob_operator.domain.observed.state import UNREADABLE, RendezvousView
+from elasticjob_operator.domain.observed.state import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.domain.status.snapshots import lost_text, size_text
 from elasticjob_operator.model import ConditionType, Phase
 from elasticjob_operator.model.status import Condition, SnapshotsStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ReplicaState
-from elasticjob_rendezvous.protocol.records.members import Snapshots, SnapshotTrouble
+from elasticjob_rendezvous.protocol.records.members import (
+    OutcomeKind,
+    Snapshots,
+    SnapshotTrouble,
+)
 from tests.unit.operator.builders import (
     NOW,
     ago,
+    closed,
     final_round,
     history,
     job,
@@ -205,6 +210,21 @@ def test_failed_write_to_storage_is_a_condition_until_one_succeeds(
     assert cleared is not None
     assert (cleared.status, cleared.reason) == (ConditionStatus.TRUE, "Written")
     assert "not in storage" not in " ".join(explanation(job(over), running(2)))
+
+
+def test_conditions_of_a_run_end_with_its_resumption() -> None:
+    """A resumed job may have no such place any more, for example with `enabled: false`."""
+    kinds = (ConditionType.SNAPSHOTS_IN_MEMORY, ConditionType.SNAPSHOTS_IN_STORAGE)
+    full = replace(too_small(1024 * MIB), storage_error=errno.ENOSPC)
+    first = status_of(view(full, full, number=2))
+    ended = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
+    a_job = job(first, runPolicy={"suspend": True})
+    suspended = next_status(a_job, observed(view=ended), ended, later(60))
+    assert all(condition(suspended, kind) == condition(first, kind) for kind in kinds)
+    resumed = status_of(view(Snapshots(), Snapshots()), suspended, later(90))
+    assert [condition(resumed, kind) for kind in kinds] == [None, None]
+    assert resumed.phase is Phase.RUNNING
+    assert "Snapshots are not" not in " ".join(explanation(job(resumed), running(2)))
 
 
 def test_explanation_has_the_lost_steps_of_the_last_interruption() -> None:
