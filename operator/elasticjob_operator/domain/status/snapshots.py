@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -179,14 +180,20 @@ def place_sentences(status: Status) -> Iterator[str]:
             yield f"{_SENTENCES[condition.type]}: {condition.message}"
 
 
-def size_text(size: int) -> str:
-    """Format a number of bytes: 900 B, 12.5 MiB."""
+def size_text(size: int, rounds_up: bool = False) -> str:
+    """Format a number of bytes: 900 B, 12.5 MiB.
+
+    Args:
+        rounds_up: True for an amount of which less does not suffice.
+    """
     amount, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
             break
         amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+    if unit == "B":
+        return f"{amount:.0f} B"
+    return f"{math.ceil(amount * 10) / 10 if rounds_up else amount:.1f} {unit}"
 
 
 def _reports(view: RendezvousView) -> list[tuple[Member, Snapshots]]:
@@ -208,14 +215,14 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
             "the folder for snapshots in memory cannot be created or written"
             f"{reason}; see the worker's log",
         )
-    size, needed = size_text(found.bytes), size_text(_VERSIONS * found.bytes)
+    size, needed = size_text(found.bytes), size_text(_VERSIONS * found.bytes, rounds_up=True)
     if found.limit:
         return (
             MEMORY_LIMIT_TOO_SMALL,
             "two snapshots, and copies for other nodes, do not fit into "
             f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than "
-            f"{size_text(max(_VERSIONS * found.bytes, found.limit))}, and enlarge the trainer's "
-            "memory limit by as much",
+            f"{size_text(max(_VERSIONS * found.bytes, found.limit), rounds_up=True)}, and enlarge "
+            "the trainer's memory limit by as much",
         )
     return (
         SHARED_MEMORY_FULL,

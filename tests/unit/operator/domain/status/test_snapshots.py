@@ -154,6 +154,15 @@ def test_advised_limit_is_above_the_present_one() -> None:
     assert "(4.0 GiB): set more than 4.0 GiB" in found.message
 
 
+def test_advised_sizes_are_rounded_up() -> None:
+    """A volume of the size that is rounded down would be too small again."""
+    told = Snapshots(bytes=639 * MIB, trouble=SnapshotTrouble.NO_ROOM)  # twice that is 1.248 GiB
+    for limit, said in ((1229 * MIB, "set more than 1.3 GiB,"), (0, "needs more than 1.3 GiB;")):
+        found = condition(status_of(view(replace(told, limit=limit))))
+        assert found is not None
+        assert said in found.message
+
+
 def test_full_shared_memory_and_unusable_folder_have_their_own_reasons() -> None:
     full = condition(status_of(view(too_small(0), too_small(0))))
     assert full is not None
