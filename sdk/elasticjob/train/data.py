@@ -35,6 +35,7 @@ _OWN_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "sampler": ((None,), "its sampler is an ElasticSampler"),
     "batch_sampler": ((None,), "its sampler is an ElasticSampler"),
     "generator": ((None,), "the numbers of its workers follow from seed and epoch: give seed"),
+    "in_order": ((True,), "leave it out, as the position counts batches in their order"),
 }
 """Arguments of the DataLoader that are refused: the values without effect, and the remedy."""
 

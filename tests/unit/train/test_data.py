@@ -287,6 +287,7 @@ def test_position_that_no_state_dict_returned_is_refused(
         ({"batch_sampler": [[0]]}, "no argument batch_sampler"),
         ({"sampler": [0]}, "no argument sampler"),
         ({"drop_last": True}, "no argument drop_last: give remainder"),
+        ({"in_order": False, "num_workers": 2}, "no argument in_order: leave it out"),
     ],
 )
 def test_option_that_the_loader_gives_itself_is_refused(
@@ -298,6 +299,7 @@ def test_option_that_the_loader_gives_itself_is_refused(
 
 def test_option_without_effect_is_accepted() -> None:
     options: dict[str, Any] = {"batch_size": 1, "sampler": None, "generator": None}
+    options["in_order"] = True
     loader = ElasticLoader(list(range(12)), global_batch=4, rank=0, world=1, **options)
     assert len(list(loader)) == 3
 
