@@ -72,6 +72,14 @@ class Cost(NamedTuple):
     in_save: float
     background: float = 0.0
 
+    def with_effect(self, slowed: float) -> float:
+        """Return the cost if the steps beside the copy took `slowed` seconds longer.
+
+        It is at least the time that the training waited, and at most that and the processor time
+        of the copy.
+        """
+        return min(max(self.stopped, self.in_save + slowed), self.stopped + self.background)
+
 
 class Account(NamedTuple):
     """Snapshots since a time, which are to take their share of it. All times are in seconds.
@@ -100,12 +108,8 @@ class Account(NamedTuple):
         return self._replace(steps=self.steps + steps, slowed=self.slowed + seconds)
 
     def total(self, plain: float) -> float:
-        """Return the cost of all snapshots, for the time of a step without a copy.
-
-        It has the limits of the cost of one: `Interval._median_cost`.
-        """
-        slowed = self.cost.in_save + self.slowed - self.steps * plain
-        return min(max(self.cost.stopped, slowed), self.cost.stopped + self.cost.background)
+        """Return the cost of all snapshots, for the time of a step without a copy."""
+        return self.cost.with_effect(self.slowed - self.steps * plain)
 
 
 class Losses(NamedTuple):
@@ -392,14 +396,13 @@ class Interval:
         The latter is at most the processor time of the copy, which counts in full as long as no
         step without a copy is measured.
         """
-        stopped = statistics.median(cost.stopped for cost in self._costs)
-        most = stopped + statistics.median(cost.background for cost in self._costs)
+        median = Cost(*map(statistics.median, zip(*self._costs)))
         if len(self._plain) < COSTS or len(self._slowed) < COSTS:
-            return most
+            return median.stopped + median.background
         plain = statistics.median(self._plain)
-        slowed = statistics.median(time - steps * plain for steps, time in self._slowed)
-        in_save = statistics.median(cost.in_save for cost in self._costs)
-        return min(max(stopped, in_save + slowed), most)
+        return median.with_effect(
+            statistics.median(time - steps * plain for steps, time in self._slowed)
+        )
 
 
 class HoldPolicy:
