@@ -126,7 +126,7 @@ _SCHEDULING_REMEDIES: Mapping[str, str] = {
     ),
     "scheduling gates": "The controller of the pods' schedulingGates must remove them",
 }
-"""Remedies for pods that more machines do not help, by a part of the scheduler's message."""
+"""Remedies for pods that do not wait for a machine, by a part of the scheduler's message."""
 
 
 def obstacle_remedy(obstacle: Obstacle, message: str) -> str:

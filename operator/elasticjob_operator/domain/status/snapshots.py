@@ -142,7 +142,7 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
 
 
 def _known(job: ElasticJob, view: RendezvousView, kind: ConditionType) -> list[Finding]:
-    """Return the condition of the run; none after a resumption, whose places may be others."""
+    """Return the condition of the run; none after a resumption, which may have other places."""
     if is_new_run(view, job.status):
         return []
     return [
